@@ -1,0 +1,3 @@
+"""Linear-complexity attention backbones for dense vision."""
+
+__version__ = '0.1.0'

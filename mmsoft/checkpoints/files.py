@@ -1,0 +1,103 @@
+"""Reading checkpoint files: tensors only, no code from the file is ever run."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmsoft.versions import require
+
+# Where weights sit in a checkpoint, the preferred place first; the dict itself comes last.
+WRAPPERS = ('state_dict_ema', 'state_dict', 'model')
+# What pickles of weights are made of.
+_ALLOWED = {
+    'collections': {'OrderedDict', 'defaultdict'},
+    'builtins': {'set', 'frozenset', 'slice', 'dict', 'list', 'int', 'float', 'bytearray'},
+    '_codecs': {'encode'},
+    'torch': {'Size', 'device', 'Tensor'} | {str(d).removeprefix('torch.') for d in vars(torch).values() if isinstance(d, torch.dtype)},
+    'torch._utils': {'_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter'},
+    'torch.nn.parameter': {'Parameter'},
+    'torch.storage': {'UntypedStorage', 'TypedStorage', '_load_from_bytes'},
+    'numpy': {'ndarray', 'dtype'},
+    'numpy.core.multiarray': {'_reconstruct', 'scalar'},
+    'numpy._core.multiarray': {'_reconstruct', 'scalar'},
+}  # fmt: skip
+# What trainers leave beside the weights: read as an empty object, never constructed.
+_SKIPPED = {
+    ('mmengine.logging.history_buffer', 'HistoryBuffer'),
+    ('argparse', 'Namespace'),
+    ('types', 'SimpleNamespace'),
+    ('yacs.config', 'CfgNode'),
+    ('pathlib', 'PosixPath'),
+    ('pathlib', 'Path'),
+}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read, or that does not fit the model."""
+
+
+class _Skipped(dict):
+    """Stands for a foreign object; takes any arguments and any state."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, _: Any) -> None:
+        return
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _SKIPPED:
+            return _Skipped
+        if name in _ALLOWED.get(module, ()) or (module == 'torch' and name.endswith('Storage')):
+            return super().find_class(module, name)
+        raise CheckpointError(f'it holds {module}.{name}, which could run code')
+
+
+_tensors_only = SimpleNamespace(
+    Unpickler=_Unpickler,
+    load=lambda file, **options: _Unpickler(file, **options).load(),
+    __name__='mmsoft tensors only',
+)
+
+
+def read_checkpoint(path: str | Path) -> Any:
+    """The object in a ``.pth`` or ``.safetensors`` file, on the CPU."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f'checkpoint {str(path)!r} does not exist (working directory {str(Path.cwd())!r})')
+    if path.suffix == '.safetensors':
+        require('safetensors')
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    try:
+        return torch.load(path, map_location='cpu', pickle_module=_tensors_only, weights_only=False)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f'checkpoint {str(path)!r} is refused: {error}; save its state_dict alone and load that'
+        ) from error
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        raise CheckpointError(f'checkpoint {str(path)!r} cannot be read: {error}; is the file complete?') from error
+
+
+def read_state_dict(source: str | Path | Mapping) -> dict[str, Tensor]:
+    """Weights of a file or of a loaded checkpoint: unwrapped, and without ``module.`` before names."""
+    checkpoint = read_checkpoint(source) if isinstance(source, (str, Path)) else source
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(f'a checkpoint is a dict of tensors; got {type(checkpoint).__name__}')
+    for wrapper in WRAPPERS:
+        if isinstance(checkpoint.get(wrapper), Mapping):
+            checkpoint = checkpoint[wrapper]
+            break
+    weights = {name.removeprefix('module.'): value for name, value in checkpoint.items() if isinstance(value, Tensor)}
+    if not weights:
+        found = ', '.join(map(str, list(checkpoint)[:8])) or 'nothing'
+        raise CheckpointError(f'the checkpoint holds no weights: looked under {", ".join(WRAPPERS)}; found {found}')
+    return weights

@@ -1,0 +1,146 @@
+"""Fitting weights to a model: convert, resize, compare, load, and report all of it in one table."""
+
+import logging
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from mmsoft.layers import resize_table
+
+from .files import CheckpointError, read_state_dict
+from .soft_names import convert_published_soft, is_published_soft
+
+# A classifier's own parts, which a backbone leaves aside.
+CLASSIFIER_PARTS = re.compile(r'(head|cls_token|cls_position)(\.|$)')
+# Fewer matches than this, of the model's tensors, and the weights are of something else.
+LEAST_MATCHED = 0.5
+
+
+@dataclass
+class LoadReport:
+    """What became of the weights: names by outcome."""
+
+    source: str
+    matched: list[str] = field(default_factory=list)
+    resized: list[str] = field(default_factory=list)
+    left_aside: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    misshapen: list[str] = field(default_factory=list)
+
+    _MEANING = {
+        'matched': 'loaded as they are',
+        'resized': 'loaded after resizing to this image size',
+        'left_aside': 'not needed by this model',
+        'missing': 'in the model, not in the weights',
+        'unexpected': 'in the weights, not in the model',
+        'misshapen': 'of another shape than in the model',
+    }
+
+    @property
+    def complete(self) -> bool:
+        """Whether every tensor of the model was loaded and every weight has a place."""
+        return not (self.missing or self.unexpected or self.misshapen)
+
+    def __str__(self) -> str:
+        lines = [f'weights from {self.source}', f'{"outcome":<11}{"tensors":>8}  meaning']
+        for outcome, meaning in self._MEANING.items():
+            names = getattr(self, outcome)
+            lines.append(f'{outcome:<11}{len(names):>8}  {meaning}')
+            if outcome != 'matched' and names:
+                shown = ', '.join(names[:6]) + (f' and {len(names) - 6} more' if len(names) > 6 else '')
+                lines.append(f'{"":<21}{shown}')
+        return '\n'.join(lines)
+
+
+def load_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], *, source: str, strict: bool = True, optional: Iterable[str] = ()
+) -> LoadReport:
+    """Load weights with our names into ``model`` and say in one table what fitted.
+
+    ``strict`` refuses anything missing, unexpected or misshapen; without it these stay as they are,
+    but weights that match less than half of the model are an error all the same. Names in
+    ``optional`` may be missing. A refusal leaves the model unchanged.
+    """
+    own = {name: value for name, value in model.state_dict().items() if not name.endswith('num_batches_tracked')}
+    report, fitted = LoadReport(source), {}
+    for name, value in weights.items():
+        if name.endswith('num_batches_tracked'):
+            continue
+        if name not in own:
+            (report.left_aside if _not_needed(name, own) else report.unexpected).append(name)
+            continue
+        if name.endswith('position.table') and value.dim() == 4 and value.shape != own[name].shape:
+            value = resize_table(value.float(), own[name].shape[1:3])
+            report.resized.append(name)
+        if value.shape != own[name].shape:
+            report.misshapen.append(f'{name} {tuple(value.shape)} for {tuple(own[name].shape)}')
+            continue
+        fitted[name] = value
+        if name not in report.resized:
+            report.matched.append(name)
+    misshapen = {entry.split()[0] for entry in report.misshapen}
+    report.resized = [name for name in report.resized if name in fitted]
+    report.missing = [name for name in own if name not in fitted and name not in misshapen and name not in optional]
+    if len(fitted) < LEAST_MATCHED * len(own):
+        raise CheckpointError(
+            f'these weights match {len(fitted)} of the {len(own)} tensors of {type(model).__name__}: '
+            f'they belong to another model or use other names\n{report}'
+        )
+    if strict and not report.complete:
+        raise CheckpointError(
+            f'these weights do not fit {type(model).__name__}; choose the matching options, '
+            f'or pass strict=False to keep the rest of the model as it is\n{report}'
+        )
+    model.load_state_dict(fitted, strict=False)
+    announce(str(report), logging.INFO if report.complete else logging.WARNING)
+    return report
+
+
+def load_pretrained(
+    model: nn.Module,
+    checkpoint: str | Path | Mapping,
+    prefix: str | None = None,
+    strict: bool = True,
+    map_location: str = 'cpu',
+) -> LoadReport:
+    """Load a published file, one of ours, or one of a classifier or detector, into a backbone or classifier.
+
+    ``prefix`` selects a part of a larger model; ``backbone.`` is found by itself. (``map_location``
+    is taken as other OpenMMLab configs have it; tensors are copied to where the model is.)
+    """
+    source = 'a state dict' if isinstance(checkpoint, Mapping) else str(checkpoint)
+    weights = read_state_dict(checkpoint)
+    if prefix is None and any(name.startswith('backbone.') for name in weights):
+        prefix = 'backbone.'
+    if prefix:
+        prefix = prefix.rstrip('.') + '.'
+        part = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        if not part:
+            raise CheckpointError(f'no weight in {source} starts with {prefix!r}; the first is {next(iter(weights))!r}')
+        weights = part
+    if is_published_soft(weights):
+        weights = convert_published_soft(weights)
+    return load_weights(model, weights, source=source, strict=strict)
+
+
+def announce(text: str, level: int = logging.INFO) -> None:
+    """Into MMEngine's log where it is in use; to standard error otherwise."""
+    if 'mmengine' in sys.modules:
+        from mmengine.logging import print_log
+
+        print_log(text, logger='current', level=level)
+    else:
+        print(text, file=sys.stderr)
+
+
+def _not_needed(name: str, own: Mapping[str, Tensor]) -> bool:
+    """Parts that this model leaves out on purpose: the head of a classifier, stages past the last output."""
+    if CLASSIFIER_PARTS.match(name):
+        return 'head.weight' not in own
+    part = re.match(r'stages\.\d+\.|norm\.', name)
+    return bool(part) and not any(other.startswith(part[0]) for other in own)

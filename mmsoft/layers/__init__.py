@@ -1,0 +1,23 @@
+"""Modules, one attention a file; an attention is called as ``attn(x, grid)``."""
+
+from .block import Mlp, PostNormBlock, PreNormBlock
+from .landmarks import SAMPLINGS, Landmarks
+from .patch_embed import ConvUnit, embedded_size, stem
+from .position import PositionTable, resize_table
+from .soft_attention import SoftAttention
+from .softmax_attention import SoftmaxAttention
+
+__all__ = [
+    'SAMPLINGS',
+    'ConvUnit',
+    'Landmarks',
+    'Mlp',
+    'PositionTable',
+    'PostNormBlock',
+    'PreNormBlock',
+    'SoftAttention',
+    'SoftmaxAttention',
+    'embedded_size',
+    'resize_table',
+    'stem',
+]

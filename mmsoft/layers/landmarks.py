@@ -1,0 +1,61 @@
+"""Landmarks (bottleneck tokens): a small set of queries that stands for the whole map."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmsoft.ops import landmark_grid, scattered_indices, to_landmark_windows
+
+SAMPLINGS = ('conv', 'avg_pool', 'random', 'first')
+
+
+class Landmarks(nn.Module):
+    """Samples landmarks from the queries of every head (the paper's Table 10).
+
+    ``conv`` learns a ratio x ratio window shared by the heads and applies LayerNorm and GELU to its
+    output; ``avg_pool`` averages the window; ``random`` and ``first`` pick as many tokens as there
+    would be windows, anew at each training step (from torch's generator) and fixed by ``seed`` in
+    evaluation, or in raster order. ``num_landmarks`` bounds the count (see ops.landmark_grid).
+    """
+
+    def __init__(
+        self, head_dim: int, ratio: int, num_landmarks: int | None = 49, sampling: str = 'conv', seed: int = 0
+    ) -> None:
+        super().__init__()
+        if sampling not in SAMPLINGS:
+            raise ValueError(f'landmark_sampling {sampling!r} is unknown; choose one of {", ".join(SAMPLINGS)}')
+        if num_landmarks is not None and num_landmarks < 1:
+            raise ValueError(f'num_landmarks must be at least 1, or None for no bound; got {num_landmarks}')
+        self.head_dim, self.ratio, self.num_landmarks = head_dim, ratio, num_landmarks
+        self.sampling, self.seed = sampling, seed
+        if sampling == 'conv':
+            self.conv = nn.Conv2d(head_dim, head_dim, ratio, stride=ratio, bias=False)
+            self.norm = nn.LayerNorm(head_dim, eps=1e-5)
+
+    def forward(self, q: Tensor, grid: tuple[int, int]) -> Tensor:
+        """q (B, H * W, h * d) on grid (H, W) -> landmarks (B, h, m, d)."""
+        batch, tokens, channels = q.shape
+        heads = channels // self.head_dim
+        if self.sampling in ('random', 'first'):
+            picked = self._pick(q, grid)  # (B, m, h * d)
+            return picked.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+        windows = to_landmark_windows(q.transpose(1, 2).unflatten(2, grid), self.ratio, self.num_landmarks)
+        windows = windows.reshape(batch * heads, self.head_dim, *windows.shape[-2:])
+        if self.sampling == 'avg_pool':
+            pooled = F.avg_pool2d(windows, self.ratio).flatten(2).transpose(1, 2)
+        else:
+            pooled = F.gelu(self.norm(self.conv(windows).flatten(2).transpose(1, 2)))
+        return pooled.unflatten(0, (batch, heads))
+
+    def _pick(self, q: Tensor, grid: tuple[int, int]) -> Tensor:
+        gh, gw = landmark_grid(*grid, self.ratio, self.num_landmarks)
+        count = gh * gw
+        if self.sampling == 'first':
+            return q[:, :count]
+        if self.training:
+            indices = q.new_empty(q.shape[1]).uniform_().topk(count).indices
+        else:
+            indices = scattered_indices(q.shape[1], count, self.seed, q.device)
+        return q[:, indices]
+
+    def extra_repr(self) -> str:
+        return f'ratio={self.ratio}, num_landmarks={self.num_landmarks}, sampling={self.sampling}'

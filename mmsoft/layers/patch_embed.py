@@ -1,0 +1,42 @@
+"""Patch embeddings: how a stage reduces the map before its layers."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ConvUnit(nn.Sequential):
+    """Convolution, BatchNorm, ReLU.
+
+    A 3 x 3 kernel overlaps and is padded by 1; a kernel equal to its stride tiles the map, which is
+    then padded at the right and bottom. Both give ceil(size / stride) and see every pixel.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, overlap: bool) -> None:
+        kernel, padding = (3, 1) if overlap else (stride, 0)
+        conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding)
+        super().__init__(conv, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True))
+        self.tile = None if overlap else stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tile is not None:
+            height, width = x.shape[-2:]
+            x = F.pad(x, (0, -width % self.tile, 0, -height % self.tile))
+        return super().forward(x)
+
+
+def stem(in_channels: int, dim: int, overlap: bool, width: int = 32) -> nn.Sequential:
+    """Image to stride 4: three overlapping units (strides 2, 1, 2), or one 4 x 4 tiling."""
+    if not overlap:
+        return nn.Sequential(ConvUnit(in_channels, dim, 4, overlap=False))
+    return nn.Sequential(
+        ConvUnit(in_channels, width, 2, overlap=True),
+        ConvUnit(width, width, 1, overlap=True),
+        ConvUnit(width, dim, 2, overlap=True),
+    )
+
+
+def embedded_size(size: tuple[int, int], stride: int) -> tuple[int, int]:
+    """Grid that embeddings of a total stride give an image of this size, a power of two at a time."""
+    return math.ceil(size[0] / stride), math.ceil(size[1] / stride)

@@ -1,0 +1,71 @@
+"""SOFT and SOFT++ attention as a layer: projections, landmarks, the operator, a local term."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmsoft.ops import softmax_free_attention
+
+from .landmarks import Landmarks
+
+
+class SoftAttention(nn.Module):
+    """Softmax-free attention over a grid of tokens, linear in their number.
+
+    Queries serve as keys. To the attention output is added a depth-wise convolution of the values,
+    whose kernel is one a head (``local``, (h, 1, k, k)).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        landmarks: Landmarks,
+        local_kernel: int,
+        normalize: bool = True,
+        newton_iters: int = 20,
+        newton_backward: str = 'closed',
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.normalize, self.newton_iters, self.newton_backward = normalize, newton_iters, newton_backward
+        self.qv = nn.Linear(dim, 2 * dim)
+        self.landmarks = landmarks
+        self.local = nn.Parameter(torch.empty(num_heads, 1, local_kernel, local_kernel))
+        self.proj = nn.Linear(dim, dim)
+        nn.init.kaiming_uniform_(self.local, a=math.sqrt(5))
+        # q carries d^(-1/4), put on the projection's rows rather than on every token
+        row_scale = torch.ones(2 * dim)
+        row_scale[:dim] = self.head_dim**-0.25
+        self.register_buffer('row_scale', row_scale, persistent=False)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """x (B, H * W, C) on grid (H, W) -> (B, H * W, C)."""
+        weight = self.qv.weight * self.row_scale.unsqueeze(1)
+        q, v = F.linear(x, weight, self.qv.bias * self.row_scale).chunk(2, -1)
+        y = softmax_free_attention(
+            self._split(q),
+            self.landmarks(q, grid),
+            self._split(v),
+            normalize=self.normalize,
+            iterations=self.newton_iters,
+            backward=self.newton_backward,
+        )
+        return self.proj(y.transpose(1, 2).flatten(2) + self._local(v, grid))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
+
+    def _local(self, v: Tensor, grid: tuple[int, int]) -> Tensor:
+        weight = self.local.repeat_interleave(self.head_dim, 0)  # (C, 1, k, k)
+        v = v.transpose(1, 2).unflatten(2, grid)  # (B, C, H, W)
+        v = F.conv2d(v, weight, padding=weight.shape[-1] // 2, groups=v.shape[1])
+        return v.flatten(2).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return (
+            f'num_heads={self.num_heads}, normalize={self.normalize}, '
+            f'newton_iters={self.newton_iters}, newton_backward={self.newton_backward}'
+        )

@@ -1,0 +1,55 @@
+"""Ordinary softmax attention, for the coarsest stage."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmsoft.ops import bounded_grid
+
+
+class SoftmaxAttention(nn.Module):
+    """Multi-head softmax attention over a grid of tokens, after any leading tokens that are not on it.
+
+    On a grid of more than ``max_keys`` tokens, keys and values are those of the grid averaged down
+    to at most that many: the cost stays linear in the number of queries. None never averages.
+    """
+
+    def __init__(self, dim: int, num_heads: int, max_keys: int | None = None) -> None:
+        super().__init__()
+        self.num_heads, self.max_keys = num_heads, max_keys
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """x (B, T + H * W, C), T leading tokens before grid (H, W) -> the same shape."""
+        source, log_weight = x, None
+        if self.max_keys is not None and grid[0] * grid[1] > self.max_keys:
+            source, log_weight = self._average(x, grid)
+        q = self._split(self.q(x))
+        k, v = map(self._split, self.kv(source).chunk(2, -1))
+        if log_weight is not None:
+            log_weight = log_weight.to(q.dtype)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=log_weight)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, h, N, d)
+
+    def _average(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+        """Leading tokens and the averaged grid; a bias that counts each average as its many tokens."""
+        count = grid[0] * grid[1]
+        leading, tokens = x[:, : x.shape[1] - count], x[:, x.shape[1] - count :]
+        small = bounded_grid(*grid, self.max_keys)
+        pooled = F.adaptive_avg_pool2d(tokens.transpose(1, 2).unflatten(2, grid), small)
+        pooled = pooled.flatten(2).transpose(1, 2)
+        if not leading.shape[1]:
+            return pooled, None  # all keys count alike: the softmax does not see a common factor
+        log_weight = x.new_zeros(1, leading.shape[1] + pooled.shape[1])
+        log_weight[:, leading.shape[1] :] = math.log(count / pooled.shape[1])
+        return torch.cat((leading, pooled), 1), log_weight
+
+    def extra_repr(self) -> str:
+        return f'num_heads={self.num_heads}, max_keys={self.max_keys}'

@@ -1,0 +1,7 @@
+"""Backbones and classifiers."""
+
+from .archs import ARCHS, STRIDES, Arch
+from .classifier import SOFTClassifier
+from .soft import SOFT
+
+__all__ = ['ARCHS', 'SOFT', 'STRIDES', 'Arch', 'SOFTClassifier']

@@ -1,0 +1,51 @@
+"""Architectures of the SOFT family: the one place that states widths, heads and depths."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+STRIDES = (4, 8, 16, 32)
+
+
+class Arch(NamedTuple):
+    """Widths, attention heads and layers of the four stages."""
+
+    dims: tuple[int, ...]
+    heads: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
+ARCHS = {
+    'tiny': Arch((64, 128, 320, 512), (2, 4, 10, 16), (1, 2, 3, 2)),
+    'small': Arch((96, 192, 384, 768), (3, 6, 12, 24), (2, 2, 5, 2)),
+    'medium': Arch((96, 192, 384, 768), (3, 6, 12, 24), (2, 2, 18, 2)),
+    'large': Arch((128, 256, 512, 1024), (4, 8, 16, 32), (2, 2, 18, 2)),
+    # the family of the NeurIPS paper, for which the authors published weights
+    'small_v1': Arch((64, 128, 320, 512), (2, 4, 10, 16), (1, 3, 20, 4)),
+    'medium_v1': Arch((64, 128, 288, 512), (2, 4, 9, 16), (1, 3, 29, 5)),
+    'large_v1': Arch((64, 128, 320, 512), (2, 4, 10, 16), (1, 3, 40, 5)),
+    'huge_v1': Arch((64, 128, 352, 512), (2, 4, 11, 16), (1, 5, 49, 5)),
+}
+
+
+def resolve_arch(arch: 'str | Mapping | Arch') -> Arch:
+    """A name of ``ARCHS``, or ``dict(dims=..., heads=..., depths=...)`` of four integers each."""
+    if isinstance(arch, str):
+        if arch not in ARCHS:
+            raise ValueError(
+                f'arch {arch!r} is unknown; choose one of {", ".join(ARCHS)}, '
+                'or give dict(dims=(...), heads=(...), depths=(...))'
+            )
+        return ARCHS[arch]
+    if isinstance(arch, Arch):
+        arch = arch._asdict()
+    if not isinstance(arch, Mapping) or set(arch) != set(Arch._fields):
+        found = ', '.join(map(str, arch)) if isinstance(arch, Mapping) else repr(arch)
+        raise ValueError(f'a custom arch is a dict with exactly the keys dims, heads and depths; got {found}')
+    for name, values in arch.items():
+        if len(values) != len(STRIDES) or any(not isinstance(n, int) or n < 1 for n in values):
+            raise ValueError(f'arch {name} must be four positive integers, one a stage; got {values!r}')
+    custom = Arch(*(tuple(arch[name]) for name in Arch._fields))
+    for stage, (dim, heads) in enumerate(zip(custom.dims, custom.heads, strict=True), start=1):
+        if dim % heads:
+            raise ValueError(f'arch stage {stage}: dims ({dim}) must be a multiple of heads ({heads})')
+    return custom

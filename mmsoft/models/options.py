@@ -1,0 +1,32 @@
+"""Checks of constructor options: a misspelt name or an unknown value says what there is."""
+
+import difflib
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+
+def reject_unknown(owner: type, unknown: dict[str, Any]) -> None:
+    """Raise a TypeError that names the options of ``owner`` if any unknown ones were given."""
+    if not unknown:
+        return
+    options = []
+    for cls in owner.__mro__:
+        for name, parameter in inspect.signature(cls.__init__).parameters.items() if cls is not object else ():
+            if name != 'self' and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                options.append(name)
+        if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls.__init__).parameters.values()):
+            break
+    options = list(dict.fromkeys(options))
+    name = next(iter(unknown))
+    close = difflib.get_close_matches(name, options, 1)
+    hint = f' Did you mean {close[0]!r}?' if close else ''
+    raise TypeError(f'{owner.__name__} has no option {name!r}.{hint} Its options are {", ".join(options)}.')
+
+
+def choose(option: str, value: Any, choices: Iterable[Any]) -> Any:
+    """``value`` if it is among ``choices``; otherwise a ValueError that lists them."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f'{option} {value!r} is unknown; choose one of {", ".join(map(str, choices))}')
+    return value

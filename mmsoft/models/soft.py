@@ -1,0 +1,176 @@
+"""SOFT and SOFT++: a four-stage pyramid with softmax-free attention in stages 1 to 3.
+
+Lu et al., "Softmax-free Linear Transformers", IJCV 2024, and "SOFT: Softmax-free Transformer with
+Linear Complexity", NeurIPS 2021.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mmsoft.layers import (
+    SAMPLINGS,
+    ConvUnit,
+    Landmarks,
+    Mlp,
+    PositionTable,
+    PostNormBlock,
+    PreNormBlock,
+    SoftAttention,
+    SoftmaxAttention,
+    embedded_size,
+    stem,
+)
+from mmsoft.ops.newton import BACKWARDS
+
+from .archs import STRIDES, Arch, resolve_arch
+from .backbone import Backbone, drop_path_rates, init_linear_and_norm
+from .options import choose, reject_unknown
+
+ATTENTIONS = ('soft_pp', 'soft')
+RATIOS = (8, 4, 2)  # landmark window of stages 1 to 3
+LOCAL_KERNELS = (9, 5, 3)  # depth-wise kernel on the values, stages 1 to 3
+# Keys of stage 4 under the linear rule: all of them up to 1024 x 2048, averages beyond.
+MAX_KEYS = 2048
+
+
+class Stage(nn.Module):
+    """Patch embedding, position table, layers."""
+
+    def __init__(self, embed: nn.Module, position: PositionTable, blocks: Sequence[nn.Module], with_cp: bool) -> None:
+        super().__init__()
+        self.embed, self.position, self.blocks = embed, position, nn.ModuleList(blocks)
+        self.with_cp = with_cp
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C', H', W') -> (B, C, H, W)."""
+        tokens, grid = self.tokenize(x)
+        return self.run_blocks(tokens, grid).transpose(1, 2).unflatten(2, grid)
+
+    def tokenize(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """x (B, C', H', W') -> embedded and positioned tokens (B, H * W, C) and their grid (H, W)."""
+        x = self.position(self.embed(x))
+        return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
+
+    def run_blocks(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(B, T + H * W, C) with T leading tokens -> the same shape."""
+        for block in self.blocks:
+            if self.with_cp and self.training and torch.is_grad_enabled():
+                tokens = checkpoint(block, tokens, grid, use_reentrant=False)
+            else:
+                tokens = block(tokens, grid)
+        return tokens
+
+
+class SOFT(Backbone):
+    """The backbone for detection and segmentation; :class:`SOFTClassifier` adds a head to it.
+
+    Args:
+        arch: A name of ``archs.ARCHS`` or ``dict(dims=..., heads=..., depths=...)``.
+        attn: ``'soft_pp'`` (symmetric normalisation, for any input size) or ``'soft'``.
+        in_channels: Channels of the image.
+        img_size: Image size whose grids the position tables have; other sizes resize them.
+        num_landmarks: At most so many landmarks in stages 1 to 3 however large the image, and at
+            most ``MAX_KEYS`` keys in stage 4, so that cost is linear in pixels. None: as published,
+            the number of landmarks grows with the image.
+        landmark_sampling: ``'conv'``, ``'avg_pool'``, ``'random'`` or ``'first'``.
+        landmark_seed: Fixes the tokens that ``'random'`` takes in evaluation.
+        newton_iters: Newton-Raphson steps for the pseudo-inverse.
+        newton_backward: ``'closed'`` (the paper's gradient) or ``'unrolled'``.
+        overlap: Overlapping 3 x 3 patch embeddings, or tiling ones.
+        out_indices: Stages (0 to 3) whose maps are returned; none is built after the last of them.
+        frozen_stages: -1 freezes nothing, 0 the first embedding, k also the first k stages.
+        norm_eval: Keep BatchNorm in evaluation mode while training.
+        with_cp: Checkpoint every layer: less memory, more time.
+        drop_path_rate: Stochastic depth of the last layer; it rises linearly from 0.
+        init_cfg: As in MMEngine; ``dict(type='Pretrained', checkpoint=...)`` loads weights.
+    """
+
+    def __init__(
+        self,
+        arch: 'str | Mapping | Arch' = 'small',
+        *,
+        attn: str = 'soft_pp',
+        in_channels: int = 3,
+        img_size: int | tuple[int, int] = 224,
+        num_landmarks: int | None = 49,
+        landmark_sampling: str = 'conv',
+        landmark_seed: int = 0,
+        newton_iters: int = 20,
+        newton_backward: str = 'closed',
+        overlap: bool = True,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        with_cp: bool = False,
+        drop_path_rate: float = 0.1,
+        init_cfg: dict | list | None = None,
+        **unknown: Any,
+    ) -> None:
+        reject_unknown(type(self), unknown)
+        choose('attn', attn, ATTENTIONS)
+        choose('landmark_sampling', landmark_sampling, SAMPLINGS)
+        choose('newton_backward', newton_backward, BACKWARDS)
+        if newton_iters < 1:
+            raise ValueError(f'newton_iters must be at least 1; got {newton_iters}')
+        arch = resolve_arch(arch)
+        super().__init__(arch.dims, STRIDES, out_indices, frozen_stages, norm_eval, init_cfg)
+        self.arch, self.attn = arch, attn
+
+        img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        rates = drop_path_rates(drop_path_rate, arch.depths)
+        soft_block = partial(
+            _soft_block,
+            attn=attn,
+            landmark_options=dict(num_landmarks=num_landmarks, sampling=landmark_sampling, seed=landmark_seed),
+            newton_options=dict(newton_iters=newton_iters, newton_backward=newton_backward),
+        )
+        max_keys = None if num_landmarks is None else MAX_KEYS
+        self.stages = nn.ModuleList()
+        for i in range(max(self.out_indices) + 1):
+            dim, heads = arch.dims[i], arch.heads[i]
+            embed = ConvUnit(arch.dims[i - 1], dim, 2, overlap) if i else stem(in_channels, dim, overlap)
+            if i < len(RATIOS):
+                blocks = [soft_block(dim, heads, RATIOS[i], LOCAL_KERNELS[i], drop_path=rate) for rate in rates[i]]
+            else:
+                blocks = [_softmax_block(dim, heads, max_keys, rate) for rate in rates[i]]
+            self.stages.append(Stage(embed, PositionTable(embedded_size(img_size, STRIDES[i]), dim), blocks, with_cp))
+        if len(self.stages) == len(STRIDES):
+            self.norm = nn.LayerNorm(arch.dims[-1], eps=1e-6)
+        self.apply(init_linear_and_norm)
+        self.train()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return super().forward(x.contiguous(memory_format=torch.channels_last))
+
+    def _to_output(self, x: Tensor, index: int) -> Tensor:
+        if index < len(STRIDES) - 1:
+            return x
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def _frozen_modules(self) -> list[nn.Module]:
+        frozen = super()._frozen_modules()
+        return [*frozen, self.norm] if self.frozen_stages == len(STRIDES) == len(self.stages) else frozen
+
+
+def _soft_block(
+    dim: int,
+    heads: int,
+    ratio: int,
+    local_kernel: int,
+    drop_path: float,
+    attn: str,
+    landmark_options: dict[str, Any],
+    newton_options: dict[str, Any],
+) -> PostNormBlock:
+    landmarks = Landmarks(dim // heads, ratio, **landmark_options)
+    attention = SoftAttention(dim, heads, landmarks, local_kernel, normalize=attn == 'soft_pp', **newton_options)
+    return PostNormBlock(dim, attention, Mlp(dim, 4 * dim, approximate='tanh'), drop_path, eps=1e-5)
+
+
+def _softmax_block(dim: int, heads: int, max_keys: int | None, drop_path: float) -> PreNormBlock:
+    return PreNormBlock(dim, SoftmaxAttention(dim, heads, max_keys), Mlp(dim, 4 * dim), drop_path, eps=1e-6)

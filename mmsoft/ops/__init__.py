@@ -1,0 +1,29 @@
+"""Pure tensor functions; ``*_reference`` and ``*_oracle`` are the slow, obvious versions that tests compare with."""
+
+from .attention import softmax_free_attention, softmax_free_attention_reference
+from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
+from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
+from .newton import (
+    guarded_scale,
+    guarded_scale_reference,
+    matrix_scale,
+    newton_inverse,
+    newton_oracle,
+)
+
+__all__ = [
+    'bounded_grid',
+    'gaussian_gram',
+    'gaussian_kernel',
+    'gaussian_kernel_reference',
+    'guarded_scale',
+    'guarded_scale_reference',
+    'landmark_grid',
+    'matrix_scale',
+    'newton_inverse',
+    'newton_oracle',
+    'scattered_indices',
+    'softmax_free_attention',
+    'softmax_free_attention_reference',
+    'to_landmark_windows',
+]

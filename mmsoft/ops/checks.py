@@ -1,0 +1,35 @@
+"""Input checks and precision rules that the operators share."""
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+
+def check(condition: bool, message: str, **tensors: Tensor) -> None:
+    """Raise a ValueError that states ``message`` and the shape and dtype of every tensor."""
+    if not condition:
+        found = ', '.join(f'{name} {tuple(t.shape)} {t.dtype}' for name, t in tensors.items())
+        raise ValueError(f'{message}; got {found}')
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """Accumulate half precision in float32; float32 and float64 stay as they are."""
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return torch.promote_types(dtype, torch.float32)
+
+
+def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
+    """Inside this region operators run in the dtype of their inputs, whatever autocast is set to."""
+    kind = tensor.device.type
+    return contextlib.nullcontext() if kind == 'meta' else torch.autocast(kind, enabled=False)
+
+
+def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast to ``dtype``; what float16 cannot hold becomes its largest value, not infinity."""
+    if dtype == torch.float16 and x.dtype != dtype:
+        limit = torch.finfo(dtype).max
+        x = x.clamp(-limit, limit)
+    return x.to(dtype)

@@ -1,0 +1,70 @@
+"""Which grid of landmarks a map of tokens gets, and how the map is brought to it."""
+
+import math
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .checks import check
+
+
+@lru_cache(maxsize=4096)
+def bounded_grid(height: int, width: int, limit: int) -> tuple[int, int]:
+    """The grid (gh, gw) with gh * gw <= limit that samples an (H, W) map most evenly.
+
+    It maximises min(gh / H, gw / W); ties go to the gh / gw nearest to H / W on a log scale, then to
+    the larger grid. 200 x 336 tokens with limit 49 give 5 x 9.
+    """
+
+    def quality(grid: tuple[int, int]) -> tuple[int, float, int]:
+        gh, gw = grid
+        density = min(gh * width, gw * height)  # min(gh / H, gw / W), times H W: exact in integers
+        return density, -abs(math.log(gh * width) - math.log(gw * height)), gh * gw
+
+    return max(((gh, gw) for gh in range(1, limit + 1) for gw in range(1, limit // gh + 1)), key=quality)
+
+
+def landmark_grid(height: int, width: int, ratio: int, num_landmarks: int | None) -> tuple[int, int]:
+    """Landmarks (gh, gw) of an (H, W) map whose landmark window is ratio x ratio.
+
+    One for each whole window, as published, while these are at most ``num_landmarks``; the
+    bounded grid beyond that. ``num_landmarks=None`` never bounds: the count grows with the image.
+    """
+    gh, gw = _whole_windows(height, width, ratio)
+    if num_landmarks is None or gh * gw <= num_landmarks:
+        return gh, gw
+    return bounded_grid(height, width, num_landmarks)
+
+
+def to_landmark_windows(x: Tensor, ratio: int, num_landmarks: int | None) -> Tensor:
+    """Prepare x (B, C, H, W) for a ratio x ratio window of that stride to give the landmark grid.
+
+    Where the grid is bounded, x is averaged down to (gh * ratio, gw * ratio): the window sees the
+    scale that it was trained on and every token contributes. A map smaller than one window is
+    zero-padded at the right and bottom.
+    """
+    check(x.dim() == 4, 'to_landmark_windows takes a map (B, C, H, W)', x=x)
+    height, width = x.shape[-2:]
+    gh, gw = landmark_grid(height, width, ratio, num_landmarks)
+    if (gh, gw) != _whole_windows(height, width, ratio):
+        return F.adaptive_avg_pool2d(x, (gh * ratio, gw * ratio))
+    if height < ratio or width < ratio:
+        return F.pad(x, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
+    return x
+
+
+def _whole_windows(height: int, width: int, ratio: int) -> tuple[int, int]:
+    return max(height // ratio, 1), max(width // ratio, 1)
+
+
+def scattered_indices(count: int, picks: int, seed: int, device: torch.device) -> Tensor:
+    """``picks`` distinct indices below ``count``, scattered by an integer hash of the seed.
+
+    Tensor arithmetic only: the same on every device, no generator, no transfer, no synchronisation.
+    """
+    state = torch.arange(count, device=device) + (seed * 0x9E3779B1 & 0xFFFFFFFF)
+    for multiplier in (0x45D9F3B, 0x119DE1F3):  # 27 bits at most: the product stays within int64
+        state = (state ^ (state >> 16)) * multiplier & 0xFFFFFFFF
+    return (state ^ (state >> 16)).topk(picks).indices

@@ -1,0 +1,117 @@
+"""Newton-Raphson iteration for the pseudo-inverse of Gaussian Gram matrices.
+
+``X <- 2 X - X A X`` from ``X = alpha A`` converges to the Moore-Penrose inverse when alpha is small
+enough. With ``A = U diag(l) U'``, T steps give ``U diag((1 - (1 - alpha l^2)^(2^T)) / l) U'`` exactly:
+eigenvalues far below ``(alpha 2^T)^(-1/2)`` stay suppressed, so the result is bounded for any A.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from .checks import check, compute_dtype, no_autocast
+
+BACKWARDS = ('closed', 'unrolled')
+MAX_HALVINGS = 10
+
+
+def newton_oracle(a: Tensor, alpha: Tensor, iterations: int = 20) -> Tensor:
+    """Slow reference: the closed form above, by eigendecomposition of a (..., m, m), in float64."""
+    values, vectors = torch.linalg.eigh(a.double())
+    remainder = (1 - alpha.double().squeeze(-1) * values.square()) ** (2**iterations)
+    inverted = torch.where(values.abs() > 1e-15, (1 - remainder) / values, torch.zeros_like(values))
+    return vectors * inverted.unsqueeze(-2) @ vectors.transpose(-1, -2)
+
+
+def guarded_scale_reference(a: Tensor) -> Tensor:
+    """Slow reference of :func:`guarded_scale`: the loop as the paper words it, one image at a time."""
+    scales = []
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    for image in a:  # (h, m, m)
+        first = alpha = 2 / torch.linalg.matrix_norm(image, 1).max() ** 2
+        for _ in range(MAX_HALVINGS):
+            if torch.linalg.matrix_norm(eye - alpha * image @ image, 1).max() <= 1.01:
+                break
+            alpha = alpha / 2
+        scales.append(0.95 * first if alpha == first else alpha)
+    return torch.stack(scales).view(-1, 1, 1, 1)
+
+
+def matrix_scale(a: Tensor) -> Tensor:
+    """SOFT: ``alpha = 0.9 * 2 / |A|_1^2``, one a matrix: (..., m, m) -> (..., 1, 1)."""
+    return 1.8 / _norm1(a).square()
+
+
+def guarded_scale(a: Tensor) -> Tensor:
+    """SOFT++: one alpha an image, (B, h, m, m) -> (B, 1, 1, 1), for A with entries in [0, 1].
+
+    ``2 / max_heads |A|_1^2``, halved while ``|I - alpha A A|_1 > 1.01`` in any head, ten times at
+    most. Where it is never halved, 1.9 replaces 2: with A near I a factor of 2 sends every step to
+    about 0. No norm mixes images, so an image's result does not depend on its batch.
+    """
+    first = 2 / _norm1(a).amax(1, keepdim=True).square()  # (B, 1, 1, 1)
+    # A is symmetric with entries >= 0, so column j of |I - alpha A A| sums to
+    # |1 - alpha s_j| + alpha (r_j - s_j), s = diag(A A), r = A A 1: no product of matrices is needed.
+    with torch.no_grad():
+        rows = torch.matmul(a, a.sum(-1, keepdim=True)).squeeze(-1)  # (B, h, m)
+        diagonal = a.square().sum(-1)
+        halvings = torch.arange(MAX_HALVINGS + 1, device=a.device, dtype=a.dtype)
+        alphas = first.squeeze(-1) * torch.exp2(-halvings).view(-1, 1, 1, 1)  # (11, B, 1, 1)
+        norms = ((1 - alphas * diagonal).abs() + alphas * (rows - diagonal)).amax((-1, -2))  # (11, B)
+        # leading candidates that exceed the bound; the last one is taken whatever its norm
+        exceeding = (norms[:-1] > 1.01).to(a.dtype).cumprod(0).sum(0)
+        factor = torch.where(exceeding > 0, torch.exp2(-exceeding), 0.95)
+    return first * factor.view(-1, 1, 1, 1)
+
+
+def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str = 'closed') -> Tensor:
+    """Pseudo-inverse of symmetric a (..., m, m) from ``alpha a``, in at least float32.
+
+    ``backward='closed'`` takes ``dA = -Y' G Y'`` (Y the result) and keeps nothing but Y, as if Newton
+    had converged. ``'unrolled'`` differentiates the iteration and alpha, by computing it again.
+    """
+    check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'newton_inverse takes square matrices (..., m, m)', a=a)
+    check(
+        alpha.dim() == a.dim() and alpha.shape[-2:] == (1, 1),
+        'newton_inverse takes alpha (..., 1, 1), one scale a matrix or one broadcast over matrices',
+        a=a,
+        alpha=alpha,
+    )
+    if backward not in BACKWARDS:
+        raise ValueError(f'newton backward {backward!r} is unknown; choose one of {", ".join(BACKWARDS)}')
+    if iterations < 1:
+        raise ValueError(f'newton iterations must be at least 1; got {iterations}')
+    with no_autocast(a):
+        a, alpha = a.to(compute_dtype(a)), alpha.to(compute_dtype(a))
+        if backward == 'closed':
+            return _ClosedNewton.apply(a, alpha, iterations)
+        if torch.is_grad_enabled():
+            return checkpoint(_iterate, a, alpha, iterations, use_reentrant=False)
+        return _iterate(a, alpha, iterations)
+
+
+def _norm1(a: Tensor) -> Tensor:
+    """Largest absolute column sum of a (..., m, m), as (..., 1, 1)."""
+    return a.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
+
+
+def _iterate(a: Tensor, alpha: Tensor, iterations: int) -> Tensor:
+    x = (alpha * a).flatten(0, -3) if a.dim() > 2 else (alpha * a).unsqueeze(0)
+    flat = a.reshape(x.shape)
+    for _ in range(iterations):
+        x = torch.baddbmm(x, x, torch.bmm(flat, x), beta=2, alpha=-1)
+    return x.view(a.shape)
+
+
+class _ClosedNewton(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a: Tensor, alpha: Tensor, iterations: int) -> Tensor:
+        inverse = _iterate(a, alpha, iterations)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        transposed = inverse.transpose(-1, -2)
+        return -torch.matmul(torch.matmul(transposed, grad), transposed), None, None

@@ -1,0 +1,10 @@
+"""Child registries of MMEngine's: ``type='mmsoft.SOFT'`` builds from mmdet's and mmseg's configs."""
+
+from mmsoft.versions import require
+
+require('mmengine')
+
+from mmengine.registry import MODELS as MMENGINE_MODELS  # noqa: E402
+from mmengine.registry import Registry  # noqa: E402
+
+MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mmsoft', locations=['mmsoft.models.register'])

@@ -1,0 +1,62 @@
+"""The version gate: one sentence that says what is missing or too old, and how to install it."""
+
+import importlib
+import re
+from typing import NamedTuple
+
+INSTALL = 'bash tools/install.sh'
+
+
+class StackError(ImportError):
+    """A library that a feature needs is missing, broken, too old or too new."""
+
+
+class Requirement(NamedTuple):
+    """Oldest version that works, first version that is known not to (or ''), what pip installs."""
+
+    oldest: str
+    below: str
+    pip: str
+
+
+REQUIREMENTS = {
+    'torch': Requirement('2.1', '', 'torch==2.12.1'),
+    'torchvision': Requirement('0.16', '', 'torchvision==0.27.1'),
+    'mmengine': Requirement('0.10.5', '1.0', 'onedl-mmengine==0.10.12'),
+    'mmcv': Requirement('2.1.0', '3.0', '--no-build-isolation onedl-mmcv==2.3.6'),
+    'mmdet': Requirement('3.3.0', '4.0', '--no-build-isolation onedl-mmdetection==3.5.1'),
+    'mmseg': Requirement('1.2.2', '2.0', '--no-build-isolation onedl-mmsegmentation==1.4.2'),
+    'timm': Requirement('1.0.3', '2.0', 'timm==1.0.31'),
+    'safetensors': Requirement('0.4', '', 'safetensors'),
+}
+
+
+def require(*names: str) -> None:
+    """Raise StackError unless every named library imports at a version that is known to work."""
+    for name in names:
+        requirement = REQUIREMENTS[name]
+        wanted = f'{name} >= {requirement.oldest}' + (f', < {requirement.below}' if requirement.below else '')
+        cure = f'install it with `pip install {requirement.pip}` or the whole stack with `{INSTALL}`'
+        try:
+            found = importlib.import_module(name).__version__
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise StackError(f'mmsoft needs {wanted}, but importing it fails: {error}; {cure}.') from error
+            raise StackError(f'mmsoft needs {wanted}, but {name} is not installed; {cure}.') from error
+        except (ImportError, AssertionError, RuntimeError) as error:  # a mismatched pair refuses to import
+            raise StackError(f'mmsoft needs {wanted}, but importing it fails: {error}; {cure}.') from error
+        if _numbers(found) < _numbers(requirement.oldest):
+            raise StackError(f'mmsoft needs {wanted}, but {name} {found} is too old; {cure}.')
+        if requirement.below and _numbers(found) >= _numbers(requirement.below):
+            raise StackError(f'mmsoft needs {wanted}, but {name} {found} is too new; {cure}.')
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """'2.12.1+cu130' -> (2, 12, 1); '1.0rc1' -> (1, 0)."""
+    numbers = []
+    for part in version.split('+')[0].split('.'):
+        digits = re.match(r'\d+', part)
+        if not digits:
+            break
+        numbers.append(int(digits.group()))
+    return tuple(numbers)
