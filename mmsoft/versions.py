@@ -1,7 +1,10 @@
 """The version gate: one sentence that says what is missing or too old, and how to install it."""
 
 import importlib
+import importlib.metadata
+import platform
 import re
+import sys
 from typing import NamedTuple
 
 INSTALL = 'bash tools/install.sh'
@@ -60,3 +63,33 @@ def _numbers(version: str) -> tuple[int, ...]:
             break
         numbers.append(int(digits.group()))
     return tuple(numbers)
+
+
+def main() -> None:
+    """Import the whole stack, run one of mmcv's compiled operators, print a table of versions."""
+    require(*REQUIREMENTS)
+    import torch
+    from mmcv.ops import nms
+
+    boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [1.0, 1.0, 11.0, 11.0], [20.0, 20.0, 30.0, 30.0]])
+    _, kept = nms(boxes, torch.tensor([0.9, 0.8, 0.7]), 0.5)
+    if kept.tolist() != [0, 2]:
+        raise StackError(
+            f'mmcv.ops.nms is broken: it keeps boxes {kept.tolist()}, not [0, 2]; {INSTALL} rebuilds mmcv.'
+        )
+    owners = importlib.metadata.packages_distributions()
+    rows = [('library', 'version', 'distribution')]
+    for name in (*REQUIREMENTS, 'numpy', 'cv2'):
+        rows.append((name, importlib.import_module(name).__version__, ', '.join(sorted(set(owners.get(name, ('?',)))))))
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else 'none'
+    rows += [
+        ('python', platform.python_version(), sys.prefix),
+        ('gpu', gpu, f'torch built for CUDA {torch.version.cuda}'),
+    ]
+    for row in rows:
+        print(f'{row[0]:<13}{row[1]:<18}{row[2]}')
+    print('mmcv.ops.nms runs')
+
+
+if __name__ == '__main__':
+    main()

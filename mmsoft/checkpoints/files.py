@@ -13,22 +13,24 @@ from mmsoft.versions import require
 
 # Where weights sit in a checkpoint, the preferred place first; the dict itself comes last.
 WRAPPERS = ('state_dict_ema', 'state_dict', 'model')
+_DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 # What pickles of weights are made of.
 _ALLOWED = {
     'collections': {'OrderedDict', 'defaultdict'},
     'builtins': {'set', 'frozenset', 'slice', 'dict', 'list', 'int', 'float', 'bytearray'},
     '_codecs': {'encode'},
-    'torch': {'Size', 'device', 'Tensor'} | {str(d).removeprefix('torch.') for d in vars(torch).values() if isinstance(d, torch.dtype)},
+    'torch': {'Size', 'device', 'Tensor'} | _DTYPES,
     'torch._utils': {'_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter'},
     'torch.nn.parameter': {'Parameter'},
     'torch.storage': {'UntypedStorage', 'TypedStorage', '_load_from_bytes'},
     'numpy': {'ndarray', 'dtype'},
     'numpy.core.multiarray': {'_reconstruct', 'scalar'},
     'numpy._core.multiarray': {'_reconstruct', 'scalar'},
-}  # fmt: skip
+}
 # What trainers leave beside the weights: read as an empty object, never constructed.
 _SKIPPED = {
     ('mmengine.logging.history_buffer', 'HistoryBuffer'),
+    ('builtins', 'getattr'),  # a history buffer's methods; an attribute of a skipped class is skipped too
     ('argparse', 'Namespace'),
     ('types', 'SimpleNamespace'),
     ('yacs.config', 'CfgNode'),
@@ -53,6 +55,7 @@ class _Skipped(dict):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        module = {'__builtin__': 'builtins'}.get(module, module)  # as old pickle protocols call it
         if (module, name) in _SKIPPED:
             return _Skipped
         if name in _ALLOWED.get(module, ()) or (module == 'torch' and name.endswith('Storage')):

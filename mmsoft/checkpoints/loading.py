@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -32,7 +33,7 @@ class LoadReport:
     unexpected: list[str] = field(default_factory=list)
     misshapen: list[str] = field(default_factory=list)
 
-    _MEANING = {
+    _MEANING: ClassVar = {
         'matched': 'loaded as they are',
         'resized': 'loaded after resizing to this image size',
         'left_aside': 'not needed by this model',

@@ -3,13 +3,13 @@
 import math
 import re
 
-import torch
 from torch import Tensor
 
 from .files import CheckpointError
 
-_SAME = 'norm head cls_token'.split()
+_SAME = ('norm', 'head', 'cls_token')
 _RENAMES = [
+    (r'block([123])\.(\d+)\.att\.mha\.W_([qv])\.', r'stages.\1.blocks.\2.attn.\3.'),
     (r'block([123])\.(\d+)\.att\.mha\.ff\.', r'stages.\1.blocks.\2.attn.proj.'),
     (r'block([123])\.(\d+)\.att\.mha\.attn\.Qlandmark_op\.', r'stages.\1.blocks.\2.attn.landmarks.conv.'),
     (r'block([123])\.(\d+)\.att\.mha\.attn\.Qnorm_act\.0\.', r'stages.\1.blocks.\2.attn.landmarks.norm.'),
@@ -26,7 +26,7 @@ def is_published_soft(weights: dict[str, Tensor]) -> bool:
 
 
 def convert_published_soft(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' names -> ours; W_q and W_v become one projection, tables become grids.
+    """The authors' names -> ours; position tables become grids.
 
     A name that is not known passes through, so that loading can report it.
     """
@@ -39,14 +39,7 @@ def convert_published_soft(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             converted[f'stages.{stage}.position.table'] = grid
             if leading is not None:
                 converted['cls_position'] = leading
-        elif '.mha.W_q.' in name:
-            v_name = name.replace('.W_q.', '.W_v.')
-            if v_name not in weights:
-                raise CheckpointError(f'the checkpoint holds {name} but not {v_name}')
-            converted[_rename(name.replace('.mha.W_q.', '.mha.ff.')).replace('.proj.', '.qv.')] = torch.cat(
-                (value, weights[v_name])
-            )
-        elif '.mha.W_v.' not in name:
+        else:
             converted[_rename(name)] = value
     return converted
 

@@ -1,5 +1,6 @@
 """Landmarks (bottleneck tokens): a small set of queries that stands for the whole map."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ class Landmarks(nn.Module):
 
     def forward(self, q: Tensor, grid: tuple[int, int]) -> Tensor:
         """q (B, H * W, h * d) on grid (H, W) -> landmarks (B, h, m, d)."""
-        batch, tokens, channels = q.shape
+        batch, _, channels = q.shape
         heads = channels // self.head_dim
         if self.sampling in ('random', 'first'):
             picked = self._pick(q, grid)  # (B, m, h * d)
@@ -52,7 +53,7 @@ class Landmarks(nn.Module):
         if self.sampling == 'first':
             return q[:, :count]
         if self.training:
-            indices = q.new_empty(q.shape[1]).uniform_().topk(count).indices
+            indices = torch.rand(q.shape[1], device=q.device).topk(count).indices
         else:
             indices = scattered_indices(q.shape[1], count, self.seed, q.device)
         return q[:, indices]

@@ -31,20 +31,18 @@ class SoftAttention(nn.Module):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self.normalize, self.newton_iters, self.newton_backward = normalize, newton_iters, newton_backward
-        self.qv = nn.Linear(dim, 2 * dim)
+        self.q = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, dim)
         self.landmarks = landmarks
         self.local = nn.Parameter(torch.empty(num_heads, 1, local_kernel, local_kernel))
         self.proj = nn.Linear(dim, dim)
         nn.init.kaiming_uniform_(self.local, a=math.sqrt(5))
-        # q carries d^(-1/4), put on the projection's rows rather than on every token
-        row_scale = torch.ones(2 * dim)
-        row_scale[:dim] = self.head_dim**-0.25
-        self.register_buffer('row_scale', row_scale, persistent=False)
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> (B, H * W, C)."""
-        weight = self.qv.weight * self.row_scale.unsqueeze(1)
-        q, v = F.linear(x, weight, self.qv.bias * self.row_scale).chunk(2, -1)
+        scale = self.head_dim**-0.25  # put on the projection rather than on every token
+        q = F.linear(x, self.q.weight * scale, self.q.bias * scale)
+        v = self.v(x)
         y = softmax_free_attention(
             self._split(q),
             self.landmarks(q, grid),

@@ -13,7 +13,8 @@ class SoftmaxAttention(nn.Module):
     """Multi-head softmax attention over a grid of tokens, after any leading tokens that are not on it.
 
     On a grid of more than ``max_keys`` tokens, keys and values are those of the grid averaged down
-    to at most that many: the cost stays linear in the number of queries. None never averages.
+    to at most half that many (each average takes in two tokens or more): the cost stays linear in
+    the number of queries. None never averages.
     """
 
     def __init__(self, dim: int, num_heads: int, max_keys: int | None = None) -> None:
@@ -42,7 +43,7 @@ class SoftmaxAttention(nn.Module):
         """Leading tokens and the averaged grid; a bias that counts each average as its many tokens."""
         count = grid[0] * grid[1]
         leading, tokens = x[:, : x.shape[1] - count], x[:, x.shape[1] - count :]
-        small = bounded_grid(*grid, self.max_keys)
+        small = bounded_grid(*grid, max(self.max_keys // 2, 1))
         pooled = F.adaptive_avg_pool2d(tokens.transpose(1, 2).unflatten(2, grid), small)
         pooled = pooled.flatten(2).transpose(1, 2)
         if not leading.shape[1]:

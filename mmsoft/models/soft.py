@@ -34,7 +34,7 @@ from .options import choose, reject_unknown
 ATTENTIONS = ('soft_pp', 'soft')
 RATIOS = (8, 4, 2)  # landmark window of stages 1 to 3
 LOCAL_KERNELS = (9, 5, 3)  # depth-wise kernel on the values, stages 1 to 3
-# Keys of stage 4 under the linear rule: all of them up to 1024 x 2048, averages beyond.
+# Stage 4 under the linear rule: all tokens are keys up to a 1024 x 2048 image, averages beyond.
 MAX_KEYS = 2048
 
 
@@ -76,7 +76,7 @@ class SOFT(Backbone):
         img_size: Image size whose grids the position tables have; other sizes resize them.
         num_landmarks: At most so many landmarks in stages 1 to 3 however large the image, and at
             most ``MAX_KEYS`` keys in stage 4, so that cost is linear in pixels. None: as published,
-            the number of landmarks grows with the image.
+            both grow with the image.
         landmark_sampling: ``'conv'``, ``'avg_pool'``, ``'random'`` or ``'first'``.
         landmark_seed: Fixes the tokens that ``'random'`` takes in evaluation.
         newton_iters: Newton-Raphson steps for the pseudo-inverse.

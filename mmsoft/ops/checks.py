@@ -27,6 +27,13 @@ def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if kind == 'meta' else torch.autocast(kind, enabled=False)
 
 
+def is_compiling() -> bool:
+    """Whether torch.compile or torch.export is tracing."""
+    if hasattr(torch.compiler, 'is_compiling'):
+        return torch.compiler.is_compiling()
+    return torch._dynamo.is_compiling()  # torch 2.1
+
+
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast to ``dtype``; what float16 cannot hold becomes its largest value, not infinity."""
     if dtype == torch.float16 and x.dtype != dtype:

@@ -18,8 +18,10 @@ MAX_HALVINGS = 10
 def newton_oracle(a: Tensor, alpha: Tensor, iterations: int = 20) -> Tensor:
     """Slow reference: the closed form above, by eigendecomposition of a (..., m, m), in float64."""
     values, vectors = torch.linalg.eigh(a.double())
-    remainder = (1 - alpha.double().squeeze(-1) * values.square()) ** (2**iterations)
-    inverted = torch.where(values.abs() > 1e-15, (1 - remainder) / values, torch.zeros_like(values))
+    x = alpha.double().squeeze(-1) * values.square()
+    # 1 - (1 - x)^(2^T) without cancellation for small x; the power is even, so the sign does not matter
+    log_base = torch.where(x < 1, torch.log1p(-x.clamp(max=1)), torch.log((x - 1).clamp(min=0)))
+    inverted = torch.where(x > 0, -torch.expm1(2**iterations * log_base) / values, torch.zeros_like(values))
     return vectors * inverted.unsqueeze(-2) @ vectors.transpose(-1, -2)
 
 

@@ -1,0 +1,40 @@
+"""Shared fixtures: golden weights, a small architecture, quiet threads."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+DATA = Path(__file__).parent / 'data'
+MINI = dict(dims=(16, 32, 48, 64), heads=(1, 2, 3, 4), depths=(1, 1, 2, 1))
+
+
+class Golden:
+    """Weights, inputs and outputs of the authors' code for a small random instance."""
+
+    def __init__(self, attn: str) -> None:
+        self.attn = attn
+        with np.load(DATA / f'{attn}.npz') as data:
+            arrays = {name: torch.from_numpy(data[name]).float() for name in data.files}
+        self.weights = {name[3:]: value for name, value in arrays.items() if name.startswith('sd/')}
+        self.inputs = {name[2:]: value for name, value in arrays.items() if name.startswith('x/')}
+        self.outputs = {name: value for name, value in arrays.items() if not name.startswith(('sd/', 'x/'))}
+
+
+@pytest.fixture(scope='session', params=['soft', 'soft_pp'])
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return Golden(request.param)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest absolute difference over the largest absolute value expected."""
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    size = expected.double().abs().max().item()
+    assert size > 0, 'nothing to compare with'
+    return (found.double() - expected.double()).abs().max().item() / size

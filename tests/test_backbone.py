@@ -1,0 +1,326 @@
+"""The backbone: sizes, options, training behaviour, precision, compilation, counted cost."""
+
+import pytest
+import torch
+from conftest import MINI, relative_error
+from torch import nn
+
+from mmsoft.engine.complexity import count_macs
+from mmsoft.models import ARCHS, SOFT, SOFTClassifier
+
+# Million parameters of the classifier (1000 classes) and of the backbone; giga multiply-adds at 224 x 224.
+PARAMETERS = {
+    'tiny': (13.069056, 12.555008),
+    'small': (28.378198, 27.607662),
+    'medium': (49.579794, 48.809258),
+    'large': (87.289408, 86.262360),
+    'small_v1': (38.858462, 38.344414),
+    'medium_v1': (45.812707, 45.298659),
+    'large_v1': (64.700646, 64.186598),
+    'huge_v1': (87.108273, 86.594225),
+}
+MACS = {'tiny': 2.115952, 'small': 4.848740, 'medium': 9.924058, 'large': 16.786414}
+
+
+def mini(**options):
+    return SOFT(MINI, drop_path_rate=options.pop('drop_path_rate', 0.0), **options)
+
+
+def ceil_sizes(height, width):
+    return [(-(-height // s), -(-width // s)) for s in (4, 8, 16, 32)]
+
+
+@pytest.mark.parametrize('arch', ARCHS)
+def test_parameter_counts_are_pinned(arch):
+    with torch.device('meta'):
+        classifier = SOFTClassifier(arch)
+        backbone = SOFT(arch)
+    counts = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (classifier, backbone)]
+    assert counts == pytest.approx(PARAMETERS[arch], abs=1e-6)
+    assert set(backbone.state_dict()) == {
+        name for name in classifier.state_dict() if not name.startswith(('head.', 'cls_'))
+    }
+
+
+@pytest.mark.parametrize('arch', MACS)
+def test_multiply_adds_are_pinned(arch):
+    assert count_macs(SOFTClassifier(arch), 1, 3, 224, 224) / 1e9 == pytest.approx(MACS[arch], abs=1e-5)
+
+
+def test_the_counter_sees_newton_and_fused_attention():
+    without = count_macs(mini(newton_iters=1), 1, 3, 224, 224)
+    steps = 19 * 2 * 49**3 * (1 * 1 + 2 * 1 + 3 * 2)  # two products a step, for every head of every layer
+    assert count_macs(mini(newton_iters=20), 1, 3, 224, 224) - without == steps
+    stage4 = mini().stages[3].blocks[0].attn
+    tokens = torch.zeros(1, 49, 64)
+    assert count_macs(_OnGrid(stage4, (7, 7)), *tokens.shape) == 49 * 64 * 64 * 4 + 2 * 49 * 49 * 64
+
+
+class _OnGrid(nn.Module):
+    def __init__(self, attention, grid):
+        super().__init__()
+        self.attention, self.grid = attention, grid
+
+    def forward(self, x):
+        return self.attention(x, self.grid)
+
+
+@pytest.mark.parametrize('arch', ['tiny', 'small'])
+def test_cost_is_linear_in_pixels(arch):
+    model = SOFT(arch)
+    with torch.device('meta'):
+        model = model.to('meta')
+        cost = {size: count_macs(model, 1, 3, *size) / (size[0] * size[1]) for size in [(448, 448), (1600, 2688)]}
+    assert cost[1600, 2688] == pytest.approx(cost[448, 448], rel=0.05)
+
+
+@pytest.mark.parametrize('size', [(32, 32), (33, 65), (63, 32), (97, 161), (224, 224), (230, 415)])
+@pytest.mark.parametrize('overlap', [True, False])
+def test_any_size(size, overlap):
+    model = mini(overlap=overlap).eval()
+    maps = model(torch.randn(2, 3, *size))
+    assert [tuple(x.shape) for x in maps] == [
+        (2, dim, *hw) for dim, hw in zip(MINI['dims'], ceil_sizes(*size), strict=True)
+    ]
+    assert all(x.isfinite().all() for x in maps)
+    assert model.channels == MINI['dims']
+    assert model.strides == (4, 8, 16, 32)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(attn='soft'),
+        dict(attn='soft_pp'),
+        dict(newton_backward='unrolled'),
+        dict(overlap=False),
+        dict(num_landmarks=None),
+        dict(landmark_sampling='avg_pool'),
+        dict(landmark_sampling='random'),
+        dict(landmark_sampling='first'),
+        dict(in_channels=5),
+    ],
+    ids=str,
+)
+def test_every_parameter_gets_a_gradient_and_training_helps(options):
+    torch.manual_seed(0)
+    model = mini(**options)
+    x = torch.randn(2, options.get('in_channels', 3), 100, 130)
+    targets = [torch.randn_like(y) for y in model(x)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    losses = []
+    for _ in range(8):
+        loss = sum((y - t).square().mean() for y, t in zip(model(x), targets, strict=True))
+        optimizer.zero_grad()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+            assert parameter.grad.abs().max() > 0, name
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_checkpointing_changes_nothing_but_memory():
+    x = torch.randn(2, 3, 96, 64)
+    results = []
+    for with_cp in (False, True):
+        torch.manual_seed(3)
+        model = mini(with_cp=with_cp, drop_path_rate=0.3, landmark_sampling='random')
+        model.train()
+        torch.manual_seed(4)
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t.numel()) or t, lambda t: t):
+            loss = sum(y.square().mean() for y in model(x))
+        loss.backward()
+        results.append((loss, [p.grad for p in model.parameters()], sum(saved)))
+    (loss, grads, kept), (loss_cp, grads_cp, kept_cp) = results
+    assert torch.equal(loss, loss_cp)
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(grads, grads_cp, strict=True))
+    assert kept_cp < 0.6 * kept
+
+
+@pytest.mark.parametrize('options', [dict(attn='soft'), dict(), dict(landmark_sampling='random')], ids=str)
+def test_an_image_does_not_see_its_batch(options):
+    model = mini(**options).eval()
+    images = torch.randn(4, 3, 160, 128) * torch.tensor([1.0, 1e-3, 1e3, 20.0]).view(4, 1, 1, 1)
+    images[3] = 0.5  # a constant image
+    with torch.no_grad():
+        together = model(images)
+        for i in range(4):
+            for found, alone in zip(together, model(images[i : i + 1]), strict=True):
+                assert relative_error(found[i : i + 1], alone) < 1e-5, i
+
+
+@pytest.mark.parametrize('scale', [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize('attn', ['soft', 'soft_pp'])
+def test_half_precision_stays_finite(attn, scale):
+    model = mini(attn=attn)
+    x = scale * torch.randn(2, 3, 96, 96)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        maps = model(x)
+        sum(y.float().square().mean() for y in maps).backward()
+    assert all(y.isfinite().all() for y in maps)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    model.eval()
+    with torch.no_grad():
+        expected = model(x)
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            for found, y in zip(model(x), expected, strict=True):
+                assert (found - y).abs().mean() / y.abs().mean() < 0.05
+        for dtype in (torch.bfloat16, torch.float16):
+            if dtype == torch.float16 and torch.__version__ < '2.2':
+                continue  # torch 2.1 has no float16 convolution on the CPU
+            for y in mini(attn=attn).to(dtype).eval()(x.to(dtype)):
+                assert y.dtype == dtype
+                assert y.isfinite().all()
+
+
+@pytest.mark.parametrize('attn', ['soft', 'soft_pp'])
+def test_compile_and_export_are_whole_and_equal(attn):
+    model = mini(attn=attn).eval()
+    x = torch.randn(2, 3, 96, 130)
+    with torch.no_grad():
+        expected = model(x)
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True)(x)
+        exported = torch.export.export(model, (x,))
+        exported = exported.module() if callable(getattr(exported, 'module', None)) else exported
+        for found in (compiled, exported(x)):
+            assert all(relative_error(a, b) < 1e-4 for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize('backward', ['closed', 'unrolled'])
+def test_compiled_training_gives_the_same_gradients(backward):
+    model = mini(newton_backward=backward)
+    x = torch.randn(2, 3, 64, 64)
+    gradients = []
+    torch._dynamo.reset()
+    for run in (model, torch.compile(model, fullgraph=True)):
+        model.zero_grad()
+        sum(y.square().mean() for y in run(x)).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*gradients, strict=True))
+
+
+def test_forward_does_not_wait_for_the_device():
+    """On the meta device nothing has a value: reading one (a host synchronisation) would raise."""
+    for options in (dict(), dict(attn='soft'), dict(landmark_sampling='random'), dict(num_landmarks=None)):
+        with torch.device('meta'):
+            model = mini(**options)
+            assert [tuple(y.shape[2:]) for y in model(torch.zeros(1, 3, 200, 333))] == ceil_sizes(200, 333)
+
+
+def test_stages_freeze_as_in_mmdet():
+    for frozen in range(-1, 5):
+        model = mini(frozen_stages=frozen)
+        model.train()
+        stem = [model.stages[0].embed, model.stages[0].position] if frozen >= 0 else []
+        whole = list(model.stages[: max(frozen, 0)]) + ([model.norm] if frozen == 4 else [])
+        expected = {id(p) for module in stem + whole for p in module.parameters()}
+        assert {id(p) for p in model.parameters() if not p.requires_grad} == expected
+        assert all(not m.training for module in stem + whole for m in module.modules())
+        assert model.training
+        if 0 <= frozen < 4:
+            before = {k: v.clone() for k, v in model.state_dict().items()}
+            sum(y.mean() for y in model(torch.randn(2, 3, 64, 64))).backward()
+            assert torch.equal(before['stages.0.embed.0.1.running_mean'], model.stages[0].embed[0][1].running_mean)
+
+
+def test_norm_eval_keeps_statistics():
+    for norm_eval in (False, True):
+        model = mini(norm_eval=norm_eval)
+        model.train()
+        model(torch.randn(2, 3, 64, 64))
+        moved = model.stages[3].embed[1].running_mean.abs().max() > 0
+        assert moved != norm_eval
+
+
+def test_outputs_can_be_chosen_and_unused_stages_are_not_built():
+    model = mini().eval()
+    x = torch.randn(1, 3, 64, 96)
+    for chosen in ((0,), (1, 2), (0, 3), (3,)):
+        part = mini(out_indices=chosen).eval()
+        part.load_state_dict(model.state_dict(), strict=False)
+        assert len(part.stages) == max(chosen) + 1
+        assert part.channels == tuple(MINI['dims'][i] for i in chosen)
+        assert part.strides == tuple((4, 8, 16, 32)[i] for i in chosen)
+        expected = [y for i, y in enumerate(model(x)) if i in chosen]
+        assert all(torch.equal(a, b) for a, b in zip(part(x), expected, strict=True))
+        assert all(p.requires_grad for p in part.parameters())
+
+
+def test_random_landmarks_are_seeded():
+    model = mini(landmark_sampling='random')
+    x = torch.randn(1, 3, 96, 96)
+    model.eval()
+    with torch.no_grad():
+        first = model(x)[0]
+        torch.manual_seed(123)
+        assert torch.equal(model(x)[0], first)  # evaluation ignores the generator
+        other = mini(landmark_sampling='random', landmark_seed=1).eval()
+        other.load_state_dict(model.state_dict())
+        assert not torch.equal(other(x)[0], first)
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        torch.manual_seed(7)
+        drawn = model(x)[0]
+        assert not torch.equal(model(x)[0], drawn)  # training draws anew
+        torch.manual_seed(7)
+        assert torch.equal(model(x)[0], drawn)
+
+
+def test_drop_path_rises_over_all_layers():
+    model = mini(drop_path_rate=0.4)
+    rates = [block.drop_path.p for stage in model.stages for block in stage.blocks]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_keys_of_stage_four_are_exact_up_to_the_bound_and_averaged_beyond():
+    attention = SOFT(MINI).stages[3].blocks[0].attn
+    unbounded = SOFT(MINI, num_landmarks=None).stages[3].blocks[0].attn
+    unbounded.load_state_dict(attention.state_dict())
+    with torch.no_grad():
+        for leading in (0, 1):
+            at_bound = torch.randn(1, leading + 32 * 64, 64)
+            assert torch.equal(attention(at_bound, (32, 64)), unbounded(at_bound, (32, 64)))
+            # tokens that are constant over 2 x 2 patches lose nothing by being averaged, whatever leads them
+            patches = torch.randn(1, 64, 25, 40).repeat_interleave(2, 2).repeat_interleave(2, 3)
+            tokens = torch.cat((torch.randn(1, leading, 64), patches.flatten(2).transpose(1, 2)), 1)
+            assert attention._average(tokens, (50, 80))[0].shape[1] == leading + 25 * 40
+            assert relative_error(attention(tokens, (50, 80)), unbounded(tokens, (50, 80))) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(arch='smal'), "arch 'smal' is unknown; choose one of tiny, small,"),
+        (dict(attn='softpp'), "attn 'softpp' is unknown; choose one of soft_pp, soft"),
+        (dict(num_landmark=49), "no option 'num_landmark'. Did you mean 'num_landmarks'?"),
+        (dict(landmark_sampling='max'), "'max' is unknown; choose one of conv, avg_pool, random, first"),
+        (dict(newton_backward='x'), 'choose one of closed, unrolled'),
+        (dict(newton_iters=0), 'newton_iters must be at least 1; got 0'),
+        (dict(num_landmarks=0), 'num_landmarks must be at least 1, or None for no bound; got 0'),
+        (dict(out_indices=(0, 4)), r'from 0 to 3; got [0, 4]'),
+        (dict(out_indices=(2, 1)), r'rising stage numbers'),
+        (dict(frozen_stages=5), 'got 5'),
+        (dict(drop_path_rate=1.0), 'below 1; got 1.0'),
+        (dict(arch=dict(dims=(16, 32, 48, 64), heads=(1, 2, 3, 4))), 'exactly the keys dims, heads and depths'),
+        (dict(arch=dict(MINI, dims=(16, 32, 48))), 'dims must be four positive integers'),
+        (dict(arch=dict(MINI, heads=(1, 3, 3, 4))), r'stage 2: dims (32) must be a multiple of heads (3)'),
+        (dict(arch=7), 'exactly the keys dims, heads and depths; got 7'),
+    ],
+    ids=str,
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises((ValueError, TypeError)) as error:
+        SOFT(**options)
+    assert message in str(error.value)
+
+
+def test_a_classifier_lists_inherited_options():
+    with pytest.raises(TypeError, match=r"SOFTClassifier has no option 'clases'.*num_classes.*newton_iters"):
+        SOFTClassifier('tiny', clases=3)

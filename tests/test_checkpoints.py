@@ -1,0 +1,179 @@
+"""Weights: every file form, every mismatch named, nothing run from a pickle."""
+
+import os
+import pickle
+from collections import OrderedDict
+
+import pytest
+import torch
+from conftest import MINI, relative_error
+from safetensors.torch import save_file
+
+from mmsoft.checkpoints import CheckpointError, from_published, load_pretrained, read_checkpoint, read_state_dict
+from mmsoft.checkpoints.soft_names import convert_published_soft
+from mmsoft.models import SOFT, SOFTClassifier
+
+
+def loaded(checkpoint, **options):
+    model = SOFT(MINI, init_cfg=dict(type='Pretrained', checkpoint=checkpoint), **options)
+    model.init_weights()
+    return model
+
+
+def test_every_form_of_published_file_gives_the_same_model(golden, tmp_path):
+    expected = from_published(golden.weights, attn=golden.attn)
+    decoy = {name: torch.zeros_like(value) for name, value in golden.weights.items()}
+    extra = {'patch_embed1.proj.1.num_batches_tracked': torch.tensor(5)}
+    forms = {
+        'bare.pth': golden.weights,
+        'ema.pth': dict(state_dict=decoy, state_dict_ema=golden.weights, epoch=3, optimizer=dict(lr=0.1)),
+        'state_dict.pth': dict(state_dict=OrderedDict(golden.weights), model='resnet'),
+        'model.pth': dict(model=golden.weights | extra),
+        'module.pth': {f'module.{name}': value for name, value in golden.weights.items()},
+        'half.pth': {name: value.half() for name, value in golden.weights.items()},
+    }
+    for name, form in forms.items():
+        torch.save(form, tmp_path / name)
+    save_file({name: value.clone() for name, value in golden.weights.items()}, tmp_path / 'x.safetensors')
+    for name in [*forms, 'x.safetensors']:
+        model = from_published(tmp_path / name, attn=golden.attn)
+        assert model.arch == expected.arch
+        assert not model.training
+        state = expected.state_dict()
+        assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items() if 'tracked' not in k), name
+        backbone = SOFT(model.arch, init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / name)))
+        backbone.init_weights()
+        assert all(torch.equal(v, state[k]) for k, v in backbone.state_dict().items() if 'tracked' not in k), name
+
+
+def test_architecture_is_read_from_the_weights(golden):
+    model = from_published(golden.weights, attn=golden.attn)
+    assert model.arch == ((16, 32, 48, 64), (1, 2, 3, 4), (1, 1, 2, 1))
+    assert (model.head.out_features, model.attn) == (10, golden.attn)
+    assert model.stages[0].blocks[0].attn.normalize == (golden.attn == 'soft_pp')
+    assert from_published(golden.weights).attn == 'soft_pp'
+
+
+def test_overrides(golden, capsys):
+    image = torch.randn(1, 3, 224, 224)
+    plain = from_published(golden.weights, attn=golden.attn)
+    fine = from_published(golden.weights, attn=golden.attn, num_classes=3, drop_path_rate=0.3)
+    assert fine.head.weight.shape == (3, 64)
+    assert torch.equal(fine.stages[3].blocks[0].attn.kv.weight, golden.weights['block4.0.attn.kv.weight'])
+    larger = from_published(golden.weights, attn=golden.attn, img_size=384)
+    assert larger.stages[0].position.table.shape == (1, 96, 96, 16)
+    assert larger.stages[3].position.table.shape == (1, 12, 12, 64)
+    assert torch.equal(larger.cls_position[0], golden.weights['pos_embed4'][0, :1])
+    with torch.no_grad():  # tables resized ahead give what resizing in forward gives
+        big = torch.randn(1, 3, 384, 384)
+        assert relative_error(larger(big), plain(big)) < 1e-5
+        assert relative_error(from_published(golden.weights, attn=golden.attn)(image), plain(image)) == 0
+    with pytest.raises(TypeError, match="no option 'attention'"):
+        from_published(golden.weights, attention='soft')
+
+
+def test_our_files_load_into_backbones(tmp_path):
+    classifier = SOFTClassifier(MINI, num_classes=4, img_size=96)
+    torch.save(classifier.state_dict(), tmp_path / 'bare.pth')
+    torch.save(dict(state_dict={f'backbone.{k}': v for k, v in classifier.state_dict().items()}), tmp_path / 'det.pth')
+    for name in ('bare.pth', 'det.pth'):
+        model = loaded(str(tmp_path / name))
+        assert model.stages[0].position.table.shape == (1, 56, 56, 16)  # resized from 24 x 24
+        assert torch.equal(model.norm.weight, classifier.norm.weight)
+    model = loaded(str(tmp_path / 'bare.pth'), out_indices=(0, 1))
+    assert torch.equal(model.stages[1].blocks[0].attn.local, classifier.stages[1].blocks[0].attn.local)
+
+
+def test_a_checkpoint_of_mmengines_runner_loads(tmp_path):
+    """With a message hub full of history buffers, which torch's own safe loading refuses."""
+    from mmengine.logging import HistoryBuffer
+
+    model = SOFT(MINI)
+    buffer = HistoryBuffer([0.5, 0.25], [1, 1])
+    torch.save(
+        dict(meta=dict(epoch=1), state_dict=model.state_dict(), message_hub=dict(log_scalars={'loss': buffer})),
+        tmp_path / 'epoch_1.pth',
+    )
+    assert torch.equal(loaded(str(tmp_path / 'epoch_1.pth')).norm.weight, model.norm.weight)
+
+
+def test_the_report_names_every_outcome(golden):
+    model = SOFT(MINI, img_size=96)
+    weights = dict(golden.weights)
+    del weights['block1.0.att.ff1.bias']
+    weights['extra.weight'] = torch.zeros(1)
+    weights['block2.0.att.ff1.weight'] = torch.zeros(3, 3)
+    with pytest.raises(CheckpointError, match='do not fit SOFT') as error:
+        load_pretrained(model, weights)
+    report = load_pretrained(model, weights, strict=False)
+    assert report.missing == ['stages.0.blocks.0.mlp.fc1.bias']
+    assert report.unexpected == ['extra.weight']
+    assert report.misshapen == ['stages.1.blocks.0.mlp.fc1.weight (3, 3) for (128, 32)']
+    assert report.resized == [f'stages.{i}.position.table' for i in range(4)]
+    assert set(report.left_aside) == {'head.weight', 'head.bias', 'cls_token', 'cls_position'}
+    own = [name for name in model.state_dict() if not name.endswith('num_batches_tracked')]
+    assert len(report.matched) == len(own) - 4 - 2
+    for word in ('missing', 'unexpected', 'misshapen', 'resized', 'matched', 'extra.weight', '(3, 3) for (128, 32)'):
+        assert word in str(report)
+        assert word in str(error.value)
+
+
+def test_a_refusal_changes_nothing(golden):
+    model = SOFT(MINI)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    weights = dict(golden.weights)
+    del weights['norm.bias']
+    with pytest.raises(CheckpointError):
+        load_pretrained(model, weights)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize('strict', [True, False])
+def test_weights_that_match_nothing_are_an_error(strict, golden):
+    with pytest.raises(CheckpointError, match=r'match 0 of the .* tensors of SOFT'):
+        load_pretrained(SOFT(MINI), {'conv1.weight': torch.zeros(3), 'fc.bias': torch.zeros(3)}, strict=strict)
+    almost = {name: value for name, value in golden.weights.items() if name.startswith('patch_embed1')}
+    with pytest.raises(CheckpointError, match='match 19 of the'):
+        load_pretrained(SOFT(MINI), almost | {'pos_embed1': golden.weights['pos_embed1']}, strict=strict)
+
+
+def test_bad_sources_are_named(tmp_path, golden):
+    with pytest.raises(CheckpointError, match=r"checkpoint 'nowhere.pth' does not exist"):
+        loaded('nowhere.pth')
+    (tmp_path / 'cut.pth').write_bytes(b'PK\x03\x04 cut off')
+    with pytest.raises(CheckpointError, match=r'cut\.pth.* cannot be read'):
+        read_checkpoint(tmp_path / 'cut.pth')
+    torch.save(dict(epoch=3), tmp_path / 'empty.pth')
+    with pytest.raises(CheckpointError, match=r'holds no weights.*found epoch'):
+        read_state_dict(tmp_path / 'empty.pth')
+    torch.save([1, 2], tmp_path / 'list.pth')
+    with pytest.raises(CheckpointError, match='dict of tensors; got list'):
+        read_state_dict(tmp_path / 'list.pth')
+    with pytest.raises(CheckpointError, match=r'not a published SOFT checkpoint.*conv1\.weight'):
+        from_published({'conv1.weight': torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"starts with 'neck\.'"):
+        load_pretrained(SOFT(MINI), golden.weights, prefix='neck')
+    with pytest.raises(CheckpointError, match='pos_embed1 has 7 entries'):
+        convert_published_soft({'pos_embed1': torch.zeros(1, 7, 4)})
+    lacking = {name: value for name, value in golden.weights.items() if name != 'pos_embed3'}
+    with pytest.raises(CheckpointError, match=r'lacks .*pos_embed3'):
+        from_published(lacking)
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ('touch exploded',)
+
+
+@pytest.mark.parametrize('zipped', [True, False])
+def test_a_pickle_that_wants_to_run_code_is_refused(tmp_path, monkeypatch, zipped):
+    monkeypatch.chdir(tmp_path)
+    bomb = dict(state_dict=dict(weight=torch.zeros(1)), payload=Bomb())
+    torch.save(bomb, 'bomb.pth', _use_new_zipfile_serialization=zipped)
+    (tmp_path / 'bare.pth').write_bytes(pickle.dumps(bomb))
+    for name in ('bomb.pth', 'bare.pth'):
+        with pytest.raises(
+            CheckpointError, match=r"'(bomb|bare)\.pth' (is refused: it holds \w+\.system|cannot be read)"
+        ):
+            read_checkpoint(name)
+    assert not (tmp_path / 'exploded').exists()

@@ -1,0 +1,215 @@
+"""Operators against their references: values, gradients, precision, degenerate input, bad input."""
+
+import pytest
+import torch
+from conftest import relative_error
+
+from mmsoft.ops import (
+    gaussian_gram,
+    gaussian_kernel,
+    gaussian_kernel_reference,
+    guarded_scale,
+    guarded_scale_reference,
+    matrix_scale,
+    newton_inverse,
+    newton_oracle,
+    scattered_indices,
+    softmax_free_attention,
+    softmax_free_attention_reference,
+    to_landmark_windows,
+)
+
+SHAPES = [(2, 3, 37, 11, 8), (1, 1, 5, 1, 4), (2, 2, 50, 64, 16)]  # B, h, N, m, d
+
+
+def tensors(shape, dtype=torch.float32, scale=1.0):
+    """Queries and values of this scale; landmarks a little off some of the queries, so that no kernel vanishes."""
+    batch, heads, tokens, landmarks, width = shape
+    q, v = (torch.randn(batch, heads, tokens, width) * scale for _ in range(2))
+    lm = q[:, :, torch.arange(landmarks) % tokens] + 0.2 * torch.randn(batch, heads, landmarks, width)
+    return q.to(dtype), lm.to(dtype), v.to(dtype)
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+def test_kernel_is_the_definition(shape):
+    q, lm, _ = tensors(shape)
+    assert relative_error(gaussian_kernel(q, lm), gaussian_kernel_reference(q.double(), lm.double())) < 1e-5
+    gram = gaussian_gram(lm)
+    assert relative_error(gram, gaussian_kernel_reference(lm.double(), lm.double())) < 1e-5
+    assert torch.equal(gram.diagonal(dim1=-2, dim2=-1), torch.ones(lm.shape[:-1]))
+    long = gaussian_gram(1e3 * lm)  # the diagonal does not suffer from the length of the vectors
+    assert torch.equal(long.diagonal(dim1=-2, dim2=-1), torch.ones(lm.shape[:-1]))
+    assert long.max() <= 1
+
+
+def test_kernel_gradients():
+    q, lm, _ = (x.double().requires_grad_() for x in tensors((1, 2, 7, 5, 3)))
+    assert torch.autograd.gradcheck(gaussian_kernel, (q, lm))
+    assert torch.autograd.gradcheck(gaussian_gram, (lm,))
+
+
+def spd(values):
+    """Symmetric matrices of given eigenvalues (..., m)."""
+    basis, _ = torch.linalg.qr(torch.randn(*values.shape, values.shape[-1], dtype=values.dtype))
+    return basis * values.unsqueeze(-2) @ basis.transpose(-1, -2)
+
+
+@pytest.mark.parametrize('backward', ['closed', 'unrolled'])
+def test_newton_follows_the_eigenvalue_oracle(backward):
+    values = torch.logspace(0, -9, 49, dtype=torch.float64).expand(2, 3, 49)
+    a = spd(values)
+    for iterations in (1, 7, 20):
+        alpha = matrix_scale(a)
+        expected = newton_oracle(a, alpha, iterations)
+        assert relative_error(newton_inverse(a, alpha, iterations, backward), expected) < 1e-9
+    # in float32 what rounding adds to a vanishing eigenvalue doubles a step: at most eps * 2^20 / |A|
+    assert relative_error(newton_inverse(a.float(), alpha.float(), 20, backward), expected) < 2e-2
+
+
+def test_newton_inverts_what_can_be_inverted():
+    a = spd(torch.linspace(0.5, 2, 12, dtype=torch.float64).expand(3, 4, 12))
+    inverse = newton_inverse(a, guarded_scale(a.abs()))
+    assert relative_error(inverse, torch.linalg.inv(a)) < 1e-12
+    for product, result in ((a @ inverse @ a, a), (inverse @ a @ inverse, inverse)):  # Penrose
+        assert relative_error(product, result) < 1e-12
+    singular = spd(torch.tensor([2.0, 1.0, 0.5, 0.0, 0.0], dtype=torch.float64)[None, None])
+    inverse = newton_inverse(singular, matrix_scale(singular))
+    assert relative_error(inverse, torch.linalg.pinv(singular, hermitian=True)) < 1e-8
+
+
+def test_scale_is_the_loop_of_the_paper():
+    for spread in (0.0, 0.05, 0.3, 1.0, 10.0):
+        gram = gaussian_gram(spread * torch.randn(3, 4, 49, 32, dtype=torch.float64))
+        gram[1] = gaussian_gram(30 * torch.randn(4, 49, 32, dtype=torch.float64))  # another scale beside it
+        assert relative_error(guarded_scale(gram), guarded_scale_reference(gram)) < 1e-12
+        alone = torch.cat([guarded_scale(image[None]) for image in gram])
+        assert torch.equal(guarded_scale(gram), alone)
+
+
+def test_near_identity_is_inverted():
+    gram = gaussian_gram(20 * torch.randn(2, 2, 49, 32))  # distant landmarks
+    assert (gram - torch.eye(49)).abs().max() < 1e-6
+    assert relative_error(newton_inverse(gram, guarded_scale(gram)), gram) < 1e-5
+    doubled = newton_inverse(gram, guarded_scale(gram) * 2 / 1.9)  # what the guard prevents
+    assert doubled.abs().max() < 0.1
+
+
+@pytest.mark.parametrize('normalize', [True, False])
+@pytest.mark.parametrize('shape', SHAPES)
+def test_attention_meets_the_n_by_n_reference(shape, normalize):
+    q, lm, v = tensors(shape)
+    found = softmax_free_attention(q, lm, v, normalize=normalize)
+    assert relative_error(found, softmax_free_attention_reference(q, lm, v, normalize=normalize)) < 1e-4
+
+
+@pytest.mark.parametrize('normalize', [True, False])
+def test_gradients_of_attention(normalize):
+    """Unrolled: exact everywhere. Closed: exact where Newton has converged."""
+
+    def run(backward, iterations):
+        return lambda *x: softmax_free_attention(
+            *x, normalize=normalize, iterations=iterations, backward=backward
+        ).square()
+
+    well = [x.double().requires_grad_() for x in tensors((2, 2, 6, 4, 3), scale=2.0)]
+    assert torch.autograd.gradcheck(run('unrolled', 3), well)  # far from converged
+    assert torch.autograd.gradcheck(run('unrolled', 20), well)
+    assert torch.autograd.gradcheck(run('closed', 40), well)
+    close = [x.double().requires_grad_() for x in tensors((2, 2, 6, 4, 3), scale=0.1)]  # near-singular A
+    assert torch.autograd.gradcheck(run('unrolled', 20), close)
+
+
+@pytest.mark.parametrize('backward', ['closed', 'unrolled'])
+@pytest.mark.parametrize('normalize', [True, False])
+def test_rank_deficient_input_stays_finite(normalize, backward):
+    q, lm, v = tensors((2, 2, 40, 49, 32))
+    cases = {
+        'identical landmarks': (q, lm[:, :, :1].expand_as(lm), v),
+        'constant image': (q[:, :, :1].expand_as(q), q[:, :, :1].expand(2, 2, 49, 32), v),
+        'zeros': (torch.zeros_like(q), torch.zeros_like(lm), v),
+        'nearly identical': (q, lm[:, :, :1] + 1e-4 * lm, v),
+    }
+    for name, case in cases.items():
+        inputs = [x.clone().requires_grad_() for x in case]
+        found = softmax_free_attention(*inputs, normalize=normalize, backward=backward)
+        found.square().mean().backward()
+        assert found.isfinite().all(), name
+        assert all(x.grad.isfinite().all() for x in inputs), name
+        if name != 'nearly identical':
+            reference = softmax_free_attention_reference(*case, normalize=normalize)
+            assert relative_error(found, reference) < 5e-3, name
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('normalize', [True, False])
+def test_half_precision_is_finite_and_near(dtype, normalize):
+    for scale in (1e-3, 1e-2, 0.1, 1.0, 10.0, 1e2, 1e3):
+        inputs = [x.requires_grad_() for x in tensors((2, 3, 70, 49, 32), dtype, scale)]
+        found = softmax_free_attention(*inputs, normalize=normalize)
+        assert found.dtype == dtype
+        found.float().mean().backward()
+        assert found.isfinite().all(), scale
+        assert all(x.grad.isfinite().all() for x in inputs), scale
+        # the arithmetic is float32: half costs only the rounding of the result
+        single = softmax_free_attention(*(x.detach().float() for x in inputs), normalize=normalize)
+        assert relative_error(found, single) < torch.finfo(dtype).eps, scale
+    huge = softmax_free_attention(q := torch.zeros(1, 1, 3000, 4, dtype=dtype), q[:, :, :2], q + 1e3, normalize=False)
+    assert huge.isfinite().all()  # a sum of 3000 values of 1000 saturates in float16
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_autocast_does_not_reach_the_arithmetic(dtype):
+    q, lm, v = tensors((2, 2, 50, 20, 16))
+    expected = softmax_free_attention(q, lm, v)
+    try:
+        region = torch.autocast('cpu', dtype=dtype)
+    except RuntimeError:  # torch 2.1 has no float16 autocast on the CPU: nothing to escape from
+        assert torch.__version__ < '2.2'
+        assert dtype == torch.float16
+        return
+    with region:
+        assert torch.equal(softmax_free_attention(q, lm, v), expected)
+
+
+@pytest.mark.parametrize('normalize', [True, False])
+def test_an_image_does_not_see_its_batch(normalize):
+    images = [tensors((1, 3, 60, 49, 32), scale=scale) for scale in (1.0, 1e-3, 1e3, 30.0, 0.1)]
+    q, lm, v = (torch.cat(parts) for parts in zip(*images, strict=True))
+    together = softmax_free_attention(q, lm, v, normalize=normalize)
+    for i in range(5):
+        alone = softmax_free_attention(q[i : i + 1], lm[i : i + 1], v[i : i + 1], normalize=normalize)
+        assert relative_error(together[i : i + 1], alone) < 1e-5, i
+
+
+def test_scattered_indices_are_distinct_and_seeded():
+    for count in (10, 49, 3136, 67200):
+        picks = min(count, 49)
+        found = scattered_indices(count, picks, 0, torch.device('cpu'))
+        assert found.unique().numel() == picks
+        assert found.min() >= 0
+        assert found.max() < count
+        assert torch.equal(found, scattered_indices(count, picks, 0, torch.device('cpu')))
+        if count > picks:
+            assert set(found.tolist()) != set(scattered_indices(count, picks, 1, torch.device('cpu')).tolist())
+    quarter = (scattered_indices(67200, 4000, 3, torch.device('cpu')) < 16800).float().mean()
+    assert abs(quarter - 0.25) < 0.05  # spread over the whole map
+
+
+def test_bad_input_is_named():
+    q, lm, v = tensors((2, 3, 37, 11, 8))
+    with pytest.raises(ValueError, match=r'landmarks \(B, h, m, d\).*\(2, 3, 11, 7\)'):
+        softmax_free_attention(q, lm[..., :7], v)
+    with pytest.raises(ValueError, match=r'v \(2, 3, 36, 8\)'):
+        softmax_free_attention(q, lm, v[:, :, :36])
+    with pytest.raises(ValueError, match=r'width d; got x \(2, 3, 37, 8\) torch.float32, y \(2, 3, 11, 5\)'):
+        gaussian_kernel(q, lm[..., :5])
+    with pytest.raises(ValueError, match=r'square.*\(3, 4\)'):
+        newton_inverse(torch.zeros(3, 4), torch.ones(1, 1))
+    with pytest.raises(ValueError, match=r'alpha \(\.\.\., 1, 1\).*alpha \(3,\)'):
+        newton_inverse(torch.eye(3), torch.ones(3))
+    with pytest.raises(ValueError, match="'close' is unknown; choose one of closed, unrolled"):
+        newton_inverse(torch.eye(3), torch.ones(1, 1), backward='close')
+    with pytest.raises(ValueError, match='at least 1; got 0'):
+        newton_inverse(torch.eye(3), torch.ones(1, 1), 0)
+    with pytest.raises(ValueError, match=r'map \(B, C, H, W\).*\(3, 5\)'):
+        to_landmark_windows(torch.zeros(3, 5), 2, 49)
