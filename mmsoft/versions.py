@@ -15,22 +15,26 @@ class StackError(ImportError):
 
 
 class Requirement(NamedTuple):
-    """Oldest version that works, first version that is known not to (or ''), what pip installs."""
+    """Oldest version that works, first version that is not known to (or ''), and what pip installs.
+
+    OpenMMLab comes as the maintained OneDL distributions and as the original ones.
+    """
 
     oldest: str
     below: str
     pip: str
+    pip_classic: str
 
 
 REQUIREMENTS = {
-    'torch': Requirement('2.1', '', 'torch==2.12.1'),
-    'torchvision': Requirement('0.16', '', 'torchvision==0.27.1'),
-    'mmengine': Requirement('0.10.5', '1.0', 'onedl-mmengine==0.10.12'),
-    'mmcv': Requirement('2.1.0', '3.0', '--no-build-isolation onedl-mmcv==2.3.6'),
-    'mmdet': Requirement('3.3.0', '4.0', '--no-build-isolation onedl-mmdetection==3.5.1'),
-    'mmseg': Requirement('1.2.2', '2.0', '--no-build-isolation onedl-mmsegmentation==1.4.2'),
-    'timm': Requirement('1.0.3', '2.0', 'timm==1.0.31'),
-    'safetensors': Requirement('0.4', '', 'safetensors'),
+    'torch': Requirement('2.1', '', 'torch==2.12.1', 'torch==2.1.2'),
+    'torchvision': Requirement('0.16', '', 'torchvision==0.27.1', 'torchvision==0.16.2'),
+    'mmengine': Requirement('0.10.5', '1.0', 'onedl-mmengine==0.10.12', 'mmengine==0.10.7'),
+    'mmcv': Requirement('2.1.0', '3.0', 'onedl-mmcv==2.3.6', 'mmcv==2.1.0'),
+    'mmdet': Requirement('3.3.0', '4.0', 'onedl-mmdetection==3.5.1', 'mmdet==3.3.0'),
+    'mmseg': Requirement('1.2.2', '2.0', 'onedl-mmsegmentation==1.4.2', 'mmsegmentation==1.2.2'),
+    'timm': Requirement('1.0.3', '2.0', 'timm==1.0.31', 'timm==1.0.31'),
+    'safetensors': Requirement('0.4', '', 'safetensors', 'safetensors'),
 }
 
 
@@ -39,7 +43,7 @@ def require(*names: str) -> None:
     for name in names:
         requirement = REQUIREMENTS[name]
         wanted = f'{name} >= {requirement.oldest}' + (f', < {requirement.below}' if requirement.below else '')
-        cure = f'install it with `pip install {requirement.pip}` or the whole stack with `{INSTALL}`'
+        cure = _cure(requirement)
         try:
             found = importlib.import_module(name).__version__
         except ModuleNotFoundError as error:
@@ -52,6 +56,18 @@ def require(*names: str) -> None:
             raise StackError(f'mmsoft needs {wanted}, but {name} {found} is too old; {cure}.')
         if requirement.below and _numbers(found) >= _numbers(requirement.below):
             raise StackError(f'mmsoft needs {wanted}, but {name} {found} is too new; {cure}.')
+
+
+def _cure(requirement: Requirement) -> str:
+    """How to install it, in the line of distributions that is there already."""
+    try:
+        importlib.metadata.version('mmengine')
+    except importlib.metadata.PackageNotFoundError:
+        package, script = requirement.pip, INSTALL
+    else:
+        package, script = requirement.pip_classic, f'{INSTALL} --stack classic'
+    isolation = '--no-build-isolation ' if 'mm' in package else ''  # builds against the torch that is there
+    return f'install it with `pip install {isolation}{package}` or the whole stack with `{script}`'
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -68,10 +68,10 @@ def test_the_gate_says_what_is_missing_or_too_old(tmp_path, monkeypatch):
     run = python('import mmsoft.registry', path=tmp_path)
     last = run.stderr.strip().splitlines()[-1]
     assert 'mmsoft needs mmengine >= 0.10.5, < 1.0, but mmengine 0.7.4 is too old; install it with `pip install' in last
-    monkeypatch.setitem(versions.REQUIREMENTS, 'no_such_library', versions.Requirement('1.0', '', 'no-such-library'))
+    monkeypatch.setitem(versions.REQUIREMENTS, 'no_such_library', versions.Requirement('1.0', '', 'x', 'x'))
     with pytest.raises(versions.StackError, match='no_such_library is not installed; install it with'):
         versions.require('no_such_library')
-    monkeypatch.setitem(versions.REQUIREMENTS, 'numpy', versions.Requirement('0.1', '1.0', 'numpy'))
+    monkeypatch.setitem(versions.REQUIREMENTS, 'numpy', versions.Requirement('0.1', '1.0', 'x', 'x'))
     with pytest.raises(versions.StackError, match='is too new'):
         versions.require('numpy')
     fake(tmp_path, 'mmdet', 'assert False, "MMCV==9 is used but incompatible"')

@@ -37,5 +37,5 @@ def draw_shapes(count: int, size: int, generator: torch.Generator) -> tuple[Tens
         scale, angle = 0.4 + 0.2 * radius, 0.6 * (turn - 0.5)
         dx, dy = (x - 0.8 * (cx - 0.5)) / scale, (y - 0.8 * (cy - 0.5)) / scale
         u, v = math.cos(angle) * dx + math.sin(angle) * dy, math.cos(angle) * dy - math.sin(angle) * dx
-        image[:, masks[label](u, v)] += F.normalize(torch.randn(3, 1, generator=generator), dim=0) * 1.5
+        image[:, masks[label](u, v)] += 1.5 + 0.3 * torch.randn(3, 1, generator=generator)
     return images, labels

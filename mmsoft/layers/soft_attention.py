@@ -51,7 +51,9 @@ class SoftAttention(nn.Module):
             iterations=self.newton_iters,
             backward=self.newton_backward,
         )
-        return self.proj(y.transpose(1, 2).flatten(2) + self._local(v, grid))
+        # with the local term first, the sum takes its layout: heads are joined without a copy
+        y = self._split(self._local(v, grid)) + y
+        return self.proj(y.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
