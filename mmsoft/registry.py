@@ -4,7 +4,7 @@ from mmsoft.versions import require
 
 require('mmengine')
 
-from mmengine.registry import MODELS as MMENGINE_MODELS  # noqa: E402
-from mmengine.registry import Registry  # noqa: E402
+from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import Registry
 
 MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mmsoft', locations=['mmsoft.models.register'])

@@ -10,14 +10,14 @@ from mmsoft.models import ARCHS, SOFT, SOFTClassifier
 
 # Million parameters of the classifier (1000 classes) and of the backbone; giga multiply-adds at 224 x 224.
 PARAMETERS = {
-    'tiny': (13.069056, 12.555008),
+    'tiny': (13.069056, 12.555032),
     'small': (28.378198, 27.607662),
     'medium': (49.579794, 48.809258),
     'large': (87.289408, 86.262360),
-    'small_v1': (38.858462, 38.344414),
-    'medium_v1': (45.812707, 45.298659),
-    'large_v1': (64.700646, 64.186598),
-    'huge_v1': (87.108273, 86.594225),
+    'small_v1': (38.858462, 38.344438),
+    'medium_v1': (45.812707, 45.298683),
+    'large_v1': (64.700646, 64.186622),
+    'huge_v1': (87.108273, 86.594249),
 }
 MACS = {'tiny': 2.115952, 'small': 4.848740, 'medium': 9.924058, 'large': 16.786414}
 
@@ -127,8 +127,8 @@ def test_checkpointing_changes_nothing_but_memory():
     results = []
     for with_cp in (False, True):
         torch.manual_seed(3)
-        model = mini(with_cp=with_cp, drop_path_rate=0.3, landmark_sampling='random')
-        model.train()
+        arch = dict(MINI, depths=(2, 2, 3, 2))
+        model = SOFT(arch, with_cp=with_cp, drop_path_rate=0.3, landmark_sampling='random')
         torch.manual_seed(4)
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t.numel()) or t, lambda t: t):
@@ -196,8 +196,10 @@ def test_compiled_training_gives_the_same_gradients(backward):
     model = mini(newton_backward=backward)
     x = torch.randn(2, 3, 64, 64)
     gradients = []
+    # torch 2.1's inductor mistakes the strides of scaled_dot_product_attention in training: graphs only
+    backend = 'aot_eager' if torch.__version__ < '2.2' else 'inductor'
     torch._dynamo.reset()
-    for run in (model, torch.compile(model, fullgraph=True)):
+    for run in (model, torch.compile(model, fullgraph=True, backend=backend)):
         model.zero_grad()
         sum(y.square().mean() for y in run(x)).backward()
         gradients.append([p.grad.clone() for p in model.parameters()])

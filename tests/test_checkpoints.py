@@ -1,7 +1,12 @@
 """Weights: every file form, every mismatch named, nothing run from a pickle."""
 
+import functools
+import hashlib
+import http.server
 import os
 import pickle
+import shutil
+import threading
 from collections import OrderedDict
 
 import pytest
@@ -44,6 +49,27 @@ def test_every_form_of_published_file_gives_the_same_model(golden, tmp_path):
         backbone = SOFT(model.arch, init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / name)))
         backbone.init_weights()
         assert all(torch.equal(v, state[k]) for k, v in backbone.state_dict().items() if 'tracked' not in k), name
+
+
+def test_a_checkpoint_at_an_address_is_fetched_once_and_checked(golden, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'hub'))
+    (tmp_path / 'www').mkdir()
+    torch.save(golden.weights, tmp_path / 'www' / 'soft.pth')
+    digest = hashlib.sha256((tmp_path / 'www' / 'soft.pth').read_bytes()).hexdigest()[:8]
+    for name in (f'soft-{digest}.pth', 'soft-01234567.pth'):
+        shutil.copy(tmp_path / 'www' / 'soft.pth', tmp_path / 'www' / name)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / 'www')
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f'http://127.0.0.1:{server.server_port}'
+        good = from_published(f'{base}/soft-{digest}.pth')
+        with pytest.raises(CheckpointError, match=r'soft-01234567\.pth cannot be fetched: invalid hash'):
+            from_published(f'{base}/soft-01234567.pth')
+        with pytest.raises(CheckpointError, match=r'none\.pth cannot be fetched: HTTP Error 404.*give its path'):
+            from_published(f'{base}/none.pth')
+        server.shutdown()
+    again = from_published(f'{base}/soft-{digest}.pth')  # nobody serves it any more
+    assert torch.equal(good.head.weight, again.head.weight)
 
 
 def test_architecture_is_read_from_the_weights(golden):

@@ -68,6 +68,9 @@ def test_the_gate_says_what_is_missing_or_too_old(tmp_path, monkeypatch):
     run = python('import mmsoft.registry', path=tmp_path)
     last = run.stderr.strip().splitlines()[-1]
     assert 'mmsoft needs mmengine >= 0.10.5, < 1.0, but mmengine 0.7.4 is too old; install it with `pip install' in last
+    fake(tmp_path, 'torch', '__version__ = "1.13.1"')
+    last = python('import mmsoft.models', path=tmp_path).stderr.strip().splitlines()[-1]
+    assert 'mmsoft needs torch >= 2.1, but torch 1.13.1 is too old; install it with `pip install torch==' in last
     monkeypatch.setitem(versions.REQUIREMENTS, 'no_such_library', versions.Requirement('1.0', '', 'x', 'x'))
     with pytest.raises(versions.StackError, match='no_such_library is not installed; install it with'):
         versions.require('no_such_library')

@@ -4,7 +4,8 @@ import argparse
 import time
 
 import torch
-from mmdet.registry import MODELS
+
+from mmsoft.versions import require
 
 
 def main() -> None:
@@ -13,6 +14,9 @@ def main() -> None:
     parser.add_argument('--attn', default='soft_pp')
     parser.add_argument('--size', type=int, nargs=2, default=(800, 1333), metavar=('H', 'W'))
     args = parser.parse_args()
+    require('mmcv', 'mmdet')
+    from mmdet.registry import MODELS
+
     torch.manual_seed(0)
     backbone = MODELS.build(dict(type='mmsoft.SOFT', arch=args.arch, attn=args.attn))
     image = torch.randn(1, 3, *args.size)

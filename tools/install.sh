@@ -25,7 +25,7 @@ done
 root=$(cd "$(dirname "$0")/.." && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/mmsoft
 started=$SECONDS
-say() { printf '\033[1m[%3d s]\033[0m %s\n' $((SECONDS - started)) "$*"; }
+say() { printf '[%3d s] %s\n' $((SECONDS - started)) "$*"; }
 die() { printf 'install: %s\n' "$*" >&2; exit 1; }
 
 case $stack in
@@ -101,15 +101,18 @@ else
   found=$(torch_version) || die 'torch was installed but does not import'
   vision="torchvision==$(pinned torchvision)"
 fi
-echo "torch==$found" >"$constraints"
+as_constraint() { # the version that pip knows, which may lack the +cu130 of torch.__version__
+  "$python" -c 'import sys, importlib.metadata as m; print(sys.argv[1], m.version(sys.argv[1]), sep="==")' "$1"
+}
+as_constraint torch >"$constraints"
 "$python" -c 'import torchvision' 2>/dev/null || "${pip[@]}" install -q -c "$constraints" "$vision"
 "$python" -c 'import torchvision' 2>/dev/null ||
   die "torchvision does not work with torch $found; install the $vision from where that torch came from, then run this again"
-"$python" -c 'import torchvision; print("torchvision==" + torchvision.__version__)' >>"$constraints"
+as_constraint torchvision >>"$constraints"
 rest | grep -E '^(numpy|opencv)' >>"$constraints"
 
 wants_cuda() {
-  "$python" - "$cuda_ops" <<'PY'
+  "$python" - "$cuda_ops" 2>/dev/null <<'PY'
 import sys
 import torch
 from torch.utils.cpp_extension import CUDA_HOME

@@ -1,6 +1,8 @@
 """Reading checkpoint files: tensors only, no code from the file is ever run."""
 
 import pickle
+import re
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,9 +72,22 @@ _tensors_only = SimpleNamespace(
 )
 
 
-def read_checkpoint(path: str | Path) -> Any:
-    """The object in a ``.pth`` or ``.safetensors`` file, on the CPU."""
-    path = Path(path)
+def fetch(url: str) -> Path:
+    """Download a checkpoint once, into torch's hub directory; a name ending in -<sha256[:8]> is checked."""
+    path = Path(torch.hub.get_dir()) / 'checkpoints' / Path(urllib.parse.urlparse(url).path).name
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = re.search(r'-([0-9a-f]{8,})\.', path.name)
+        try:
+            torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
+        except (OSError, RuntimeError) as error:  # no connection, no such file; another hash
+            raise CheckpointError(f'{url} cannot be fetched: {error}; download it and give its path') from error
+    return path
+
+
+def read_checkpoint(source: str | Path) -> Any:
+    """The object in a ``.pth`` or ``.safetensors`` file or at an http(s) address, on the CPU."""
+    path = fetch(source) if re.match('https?://', str(source)) else Path(source)
     if not path.is_file():
         raise CheckpointError(f'checkpoint {str(path)!r} does not exist (working directory {str(Path.cwd())!r})')
     if path.suffix == '.safetensors':
@@ -91,7 +106,7 @@ def read_checkpoint(path: str | Path) -> Any:
 
 
 def read_state_dict(source: str | Path | Mapping) -> dict[str, Tensor]:
-    """Weights of a file or of a loaded checkpoint: unwrapped, and without ``module.`` before names."""
+    """Weights of a file, an address or a loaded checkpoint: unwrapped, and without ``module.`` before names."""
     checkpoint = read_checkpoint(source) if isinstance(source, (str, Path)) else source
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f'a checkpoint is a dict of tensors; got {type(checkpoint).__name__}')

@@ -107,12 +107,11 @@ def load_pretrained(
     checkpoint: str | Path | Mapping,
     prefix: str | None = None,
     strict: bool = True,
-    map_location: str = 'cpu',
 ) -> LoadReport:
     """Load a published file, one of ours, or one of a classifier or detector, into a backbone or classifier.
 
-    ``prefix`` selects a part of a larger model; ``backbone.`` is found by itself. (``map_location``
-    is taken as other OpenMMLab configs have it; tensors are copied to where the model is.)
+    ``prefix`` selects a part of a larger model; ``backbone.`` is found by itself. Files are read on
+    the CPU and copied to where the model is.
     """
     source = 'a state dict' if isinstance(checkpoint, Mapping) else str(checkpoint)
     weights = read_state_dict(checkpoint)

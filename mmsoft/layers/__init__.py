@@ -1,5 +1,9 @@
 """Modules, one attention a file; an attention is called as ``attn(x, grid)``."""
 
+from mmsoft.versions import require
+
+require('torchvision')
+
 from .block import Mlp, PostNormBlock, PreNormBlock
 from .landmarks import SAMPLINGS, Landmarks
 from .patch_embed import ConvUnit, embedded_size, stem

@@ -1,5 +1,9 @@
 """Backbones and classifiers."""
 
+from mmsoft.versions import require
+
+require('torch', 'torchvision')
+
 from .archs import ARCHS, STRIDES, Arch
 from .classifier import SOFTClassifier
 from .soft import SOFT

@@ -78,11 +78,12 @@ class Backbone(nn.Module):
         """Load or initialise as ``init_cfg`` says; without one, keep the random start of construction.
 
         ``dict(type='Pretrained', checkpoint=...)`` takes a published file, one of this package, or
-        one of a classifier or detector. Other types are MMEngine's initialisers.
+        one of a classifier or detector, and the options of checkpoints.load_pretrained. Other types
+        are MMEngine's initialisers.
         """
         configs = [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
-        pretrained = [cfg for cfg in configs if cfg.get('type') == 'Pretrained']
-        others = [cfg for cfg in configs if cfg.get('type') != 'Pretrained']
+        pretrained = [cfg for cfg in configs if _is_pretrained(cfg)]
+        others = [cfg for cfg in configs if not _is_pretrained(cfg)]
         if others:
             from mmengine.model import initialize
 
@@ -92,6 +93,11 @@ class Backbone(nn.Module):
             from mmsoft.checkpoints import load_pretrained
 
             load_pretrained(self, **{key: value for key, value in cfg.items() if key != 'type'})
+
+
+def _is_pretrained(cfg: dict) -> bool:
+    """MMEngine takes the initialiser by name or as its class."""
+    return getattr(cfg.get('type'), '__name__', cfg.get('type')) in ('Pretrained', 'PretrainedInit')
 
 
 def init_linear_and_norm(module: nn.Module) -> None:

@@ -1,5 +1,9 @@
 """Pure tensor functions; ``*_reference`` and ``*_oracle`` are the slow, obvious versions that tests compare with."""
 
+from mmsoft.versions import require
+
+require('torch')
+
 from .attention import softmax_free_attention, softmax_free_attention_reference
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows

@@ -14,11 +14,8 @@ def check(condition: bool, message: str, **tensors: Tensor) -> None:
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """Accumulate half precision in float32; float32 and float64 stay as they are."""
-    dtype = tensors[0].dtype
-    for tensor in tensors[1:]:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return torch.promote_types(dtype, torch.float32)
+    """Half precision is accumulated in float32; float32 and float64 stay as they are."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
 def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
