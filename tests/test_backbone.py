@@ -323,6 +323,13 @@ def test_bad_options_are_named(options, message):
     assert message in str(error.value)
 
 
+def test_a_wrong_image_is_named():
+    for shape in ((3, 64, 64), (1, 1, 64, 64)):
+        with pytest.raises(ValueError, match=r'SOFT takes images \(B, 3, H, W\); got x \(') as error:
+            mini()(torch.zeros(shape))
+        assert str(shape) in str(error.value)
+
+
 def test_a_classifier_lists_inherited_options():
     with pytest.raises(TypeError, match=r"SOFTClassifier has no option 'clases'.*num_classes.*newton_iters"):
         SOFTClassifier('tiny', clases=3)

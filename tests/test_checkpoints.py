@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import os
 import pickle
+import re
 import shutil
 import threading
 from collections import OrderedDict
@@ -85,6 +86,8 @@ def test_overrides(golden, capsys):
     plain = from_published(golden.weights, attn=golden.attn)
     fine = from_published(golden.weights, attn=golden.attn, num_classes=3, drop_path_rate=0.3)
     assert fine.head.weight.shape == (3, 64)
+    printed = ''.join(capsys.readouterr())
+    assert re.search(r'fresh +2 +kept at their random start.*\n +head.weight, head.bias', printed)
     assert torch.equal(fine.stages[3].blocks[0].attn.kv.weight, golden.weights['block4.0.attn.kv.weight'])
     larger = from_published(golden.weights, attn=golden.attn, img_size=384)
     assert larger.stages[0].position.table.shape == (1, 96, 96, 16)

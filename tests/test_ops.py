@@ -143,7 +143,7 @@ def test_rank_deficient_input_stays_finite(normalize, backward):
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('normalize', [True, False])
 def test_half_precision_is_finite_and_near(dtype, normalize):
-    for scale in (1e-3, 1e-2, 0.1, 1.0, 10.0, 1e2, 1e3):
+    for scale in (1e-3, 0.1, 1.0, 10.0, 1e3):
         inputs = [x.requires_grad_() for x in tensors((2, 3, 70, 49, 32), dtype, scale)]
         found = softmax_free_attention(*inputs, normalize=normalize)
         assert found.dtype == dtype

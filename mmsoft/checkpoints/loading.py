@@ -29,6 +29,7 @@ class LoadReport:
     matched: list[str] = field(default_factory=list)
     resized: list[str] = field(default_factory=list)
     left_aside: list[str] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     misshapen: list[str] = field(default_factory=list)
@@ -37,6 +38,7 @@ class LoadReport:
         'matched': 'loaded as they are',
         'resized': 'loaded after resizing to this image size',
         'left_aside': 'not needed by this model',
+        'fresh': 'kept at their random start, as the options ask',
         'missing': 'in the model, not in the weights',
         'unexpected': 'in the weights, not in the model',
         'misshapen': 'of another shape than in the model',
@@ -59,18 +61,18 @@ class LoadReport:
 
 
 def load_weights(
-    model: nn.Module, weights: Mapping[str, Tensor], *, source: str, strict: bool = True, optional: Iterable[str] = ()
+    model: nn.Module, weights: Mapping[str, Tensor], *, source: str, strict: bool = True, fresh: Iterable[str] = ()
 ) -> LoadReport:
     """Load weights with our names into ``model`` and say in one table what fitted.
 
     ``strict`` refuses anything missing, unexpected or misshapen; without it these stay as they are,
     but weights that match less than half of the model are an error all the same. Names in
-    ``optional`` may be missing. A refusal leaves the model unchanged.
+    ``fresh`` are not loaded. A refusal leaves the model unchanged.
     """
     own = {name: value for name, value in model.state_dict().items() if not name.endswith('num_batches_tracked')}
-    report, fitted = LoadReport(source), {}
+    report, fitted = LoadReport(source, fresh=list(fresh)), {}
     for name, value in weights.items():
-        if name.endswith('num_batches_tracked'):
+        if name.endswith('num_batches_tracked') or name in report.fresh:
             continue
         if name not in own:
             (report.left_aside if _not_needed(name, own) else report.unexpected).append(name)
@@ -84,9 +86,9 @@ def load_weights(
         fitted[name] = value
         if name not in report.resized:
             report.matched.append(name)
-    misshapen = {entry.split()[0] for entry in report.misshapen}
     report.resized = [name for name in report.resized if name in fitted]
-    report.missing = [name for name in own if name not in fitted and name not in misshapen and name not in optional]
+    accounted = {*fitted, *report.fresh, *(entry.split()[0] for entry in report.misshapen)}
+    report.missing = [name for name in own if name not in accounted]
     if len(fitted) < LEAST_MATCHED * len(own):
         raise CheckpointError(
             f'these weights match {len(fitted)} of the {len(own)} tensors of {type(model).__name__}: '

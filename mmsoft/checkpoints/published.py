@@ -30,12 +30,10 @@ def from_published(state_dict: str | Path | Mapping, **overrides: Any) -> SOFTCl
             f'its first name is {next(iter(weights))!r}'
         )
     options = _read_options(weights) | overrides
-    weights, optional = convert_published_soft(weights), set()
-    if 'head.weight' in weights and weights['head.weight'].shape[0] != options['num_classes']:
-        optional = {'head.weight', 'head.bias'}
-        weights = {name: value for name, value in weights.items() if name not in optional}
     model = SOFTClassifier(**options)
-    load_weights(model, weights, source=source, optional=optional)
+    same_classes = 'head.weight' not in weights or weights['head.weight'].shape == model.head.weight.shape
+    fresh = () if same_classes else ('head.weight', 'head.bias')
+    load_weights(model, convert_published_soft(weights), source=source, fresh=fresh)
     return model.eval()
 
 

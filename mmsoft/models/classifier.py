@@ -33,7 +33,7 @@ class SOFTClassifier(SOFT):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, C, H, W) -> normalised tokens (B, 1 + N, dim) of stage 4, the class token first."""
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = self._to_channels_last(x)
         for stage in self.stages[:-1]:
             x = stage(x)
         tokens, grid = self.stages[-1].tokenize(x)

@@ -25,6 +25,7 @@ from mmsoft.layers import (
     embedded_size,
     stem,
 )
+from mmsoft.ops.checks import check
 from mmsoft.ops.newton import BACKWARDS
 
 from .archs import STRIDES, Arch, resolve_arch
@@ -119,7 +120,7 @@ class SOFT(Backbone):
             raise ValueError(f'newton_iters must be at least 1; got {newton_iters}')
         arch = resolve_arch(arch)
         super().__init__(arch.dims, STRIDES, out_indices, frozen_stages, norm_eval, init_cfg)
-        self.arch, self.attn = arch, attn
+        self.arch, self.attn, self.in_channels = arch, attn, in_channels
 
         img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         rates = drop_path_rates(drop_path_rate, arch.depths)
@@ -145,7 +146,16 @@ class SOFT(Backbone):
         self.train()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return super().forward(x.contiguous(memory_format=torch.channels_last))
+        return super().forward(self._to_channels_last(x))
+
+    def _to_channels_last(self, x: Tensor) -> Tensor:
+        """Images in the layout that every stage keeps: (B, C, H, W) with tokens contiguous in memory."""
+        check(
+            x.dim() == 4 and x.shape[1] == self.in_channels,
+            f'{type(self).__name__} takes images (B, {self.in_channels}, H, W)',
+            x=x,
+        )
+        return x.contiguous(memory_format=torch.channels_last)
 
     def _to_output(self, x: Tensor, index: int) -> Tensor:
         if index < len(STRIDES) - 1:

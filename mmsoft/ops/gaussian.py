@@ -29,9 +29,10 @@ class _GaussianKernel(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
         # dk/dx = k (y - x), dk/dy = k (x - y)
         x, y, kernel = ctx.saved_tensors
-        grad = grad * kernel
-        grad_x = torch.matmul(grad, y) - grad.sum(-1, keepdim=True) * x
-        grad_y = torch.matmul(grad.transpose(-1, -2), x) - grad.sum(-2).unsqueeze(-1) * y
+        with no_autocast(grad):
+            grad = grad * kernel
+            grad_x = torch.matmul(grad, y) - grad.sum(-1, keepdim=True) * x
+            grad_y = torch.matmul(grad.transpose(-1, -2), x) - grad.sum(-2).unsqueeze(-1) * y
         return grad_x, grad_y
 
 

@@ -116,4 +116,5 @@ class _ClosedNewton(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
         transposed = inverse.transpose(-1, -2)
-        return -torch.matmul(torch.matmul(transposed, grad), transposed), None, None
+        with no_autocast(grad):
+            return -torch.matmul(torch.matmul(transposed, grad), transposed), None, None
