@@ -15,7 +15,14 @@ import torch
 from conftest import MINI, relative_error
 from safetensors.torch import save_file
 
-from mmsoft.checkpoints import CheckpointError, from_published, load_pretrained, read_checkpoint, read_state_dict
+from mmsoft.checkpoints import (
+    CheckpointError,
+    from_published,
+    load_pretrained,
+    loading,
+    read_checkpoint,
+    read_state_dict,
+)
 from mmsoft.checkpoints.soft_names import convert_published_soft
 from mmsoft.models import SOFT, SOFTClassifier
 
@@ -81,13 +88,14 @@ def test_architecture_is_read_from_the_weights(golden):
     assert from_published(golden.weights).attn == 'soft_pp'
 
 
-def test_overrides(golden, capsys):
+def test_overrides(golden, monkeypatch):
+    reports = []
+    monkeypatch.setattr(loading, 'announce', lambda text, level: reports.append(text))
     image = torch.randn(1, 3, 224, 224)
     plain = from_published(golden.weights, attn=golden.attn)
     fine = from_published(golden.weights, attn=golden.attn, num_classes=3, drop_path_rate=0.3)
     assert fine.head.weight.shape == (3, 64)
-    printed = ''.join(capsys.readouterr())
-    assert re.search(r'fresh +2 +kept at their random start.*\n +head.weight, head.bias', printed)
+    assert re.search(r'fresh +2 +kept at their random start.*\n +head.weight, head.bias', reports[-1])
     assert torch.equal(fine.stages[3].blocks[0].attn.kv.weight, golden.weights['block4.0.attn.kv.weight'])
     larger = from_published(golden.weights, attn=golden.attn, img_size=384)
     assert larger.stages[0].position.table.shape == (1, 96, 96, 16)
