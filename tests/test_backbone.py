@@ -92,7 +92,7 @@ def test_any_size(size, overlap):
     [
         dict(attn='soft'),
         dict(attn='soft_pp'),
-        dict(newton_backward='unrolled'),
+        dict(newton_backward='closed'),
         dict(overlap=False),
         dict(num_landmarks=None),
         dict(landmark_sampling='avg_pool'),
@@ -185,10 +185,10 @@ def test_compile_and_export_are_whole_and_equal(attn):
         expected = model(x)
         torch._dynamo.reset()
         compiled = torch.compile(model, fullgraph=True)(x)
-        exported = torch.export.export(model, (x,))
-        exported = exported.module() if callable(getattr(exported, 'module', None)) else exported
-        for found in (compiled, exported(x)):
-            assert all(relative_error(a, b) < 1e-4 for a, b in zip(found, expected, strict=True))
+    exported = torch.export.export(model, (x,))
+    exported = exported.module() if callable(getattr(exported, 'module', None)) else exported
+    for found in (compiled, exported(x)):
+        assert all(relative_error(a, b) < 1e-4 for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize('backward', ['closed', 'unrolled'])
@@ -303,7 +303,7 @@ def test_keys_of_stage_four_are_exact_up_to_the_bound_and_averaged_beyond():
         (dict(attn='softpp'), "attn 'softpp' is unknown; choose one of soft_pp, soft"),
         (dict(num_landmark=49), "no option 'num_landmark'. Did you mean 'num_landmarks'?"),
         (dict(landmark_sampling='max'), "'max' is unknown; choose one of conv, avg_pool, random, first"),
-        (dict(newton_backward='x'), 'choose one of closed, unrolled'),
+        (dict(newton_backward='x'), 'choose one of unrolled, closed'),
         (dict(newton_iters=0), 'newton_iters must be at least 1; got 0'),
         (dict(num_landmarks=0), 'num_landmarks must be at least 1, or None for no bound; got 0'),
         (dict(out_indices=(0, 4)), r'from 0 to 3; got [0, 4]'),

@@ -204,7 +204,7 @@ def test_bad_input_is_named():
         newton_inverse(torch.zeros(3, 4), torch.ones(1, 1))
     with pytest.raises(ValueError, match=r'alpha \(\.\.\., 1, 1\).*alpha \(3,\)'):
         newton_inverse(torch.eye(3), torch.ones(3))
-    with pytest.raises(ValueError, match="'close' is unknown; choose one of closed, unrolled"):
+    with pytest.raises(ValueError, match="'close' is unknown; choose one of unrolled, closed"):
         newton_inverse(torch.eye(3), torch.ones(1, 1), backward='close')
     with pytest.raises(ValueError, match='at least 1; got 0'):
         newton_inverse(torch.eye(3), torch.ones(1, 1), 0)

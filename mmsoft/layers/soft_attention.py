@@ -26,7 +26,7 @@ class SoftAttention(nn.Module):
         local_kernel: int,
         normalize: bool = True,
         newton_iters: int = 20,
-        newton_backward: str = 'closed',
+        newton_backward: str = 'unrolled',
     ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = num_heads, dim // num_heads

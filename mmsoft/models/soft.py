@@ -81,7 +81,8 @@ class SOFT(Backbone):
         landmark_sampling: ``'conv'``, ``'avg_pool'``, ``'random'`` or ``'first'``.
         landmark_seed: Fixes the tokens that ``'random'`` takes in evaluation.
         newton_iters: Newton-Raphson steps for the pseudo-inverse.
-        newton_backward: ``'closed'`` (the paper's gradient) or ``'unrolled'``.
+        newton_backward: ``'unrolled'`` differentiates the iteration; ``'closed'`` is the paper's gradient,
+            as if it had converged.
         overlap: Overlapping 3 x 3 patch embeddings, or tiling ones.
         out_indices: Stages (0 to 3) whose maps are returned; none is built after the last of them.
         frozen_stages: -1 freezes nothing, 0 the first embedding, k also the first k stages.
@@ -102,7 +103,7 @@ class SOFT(Backbone):
         landmark_sampling: str = 'conv',
         landmark_seed: int = 0,
         newton_iters: int = 20,
-        newton_backward: str = 'closed',
+        newton_backward: str = 'unrolled',
         overlap: bool = True,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,

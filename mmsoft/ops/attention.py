@@ -34,7 +34,7 @@ def softmax_free_attention(
     *,
     normalize: bool = True,
     iterations: int = 20,
-    backward: str = 'closed',
+    backward: str = 'unrolled',
 ) -> Tensor:
     """``P A^+ P' v`` (SOFT) or ``P D^(-1/2) A^+ D^(-1/2) P' v`` (SOFT++) in O(N m d).
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .checks import check, compute_dtype, no_autocast
 
-BACKWARDS = ('closed', 'unrolled')
+BACKWARDS = ('unrolled', 'closed')
 MAX_HALVINGS = 10
 
 
@@ -66,11 +66,11 @@ def guarded_scale(a: Tensor) -> Tensor:
     return first * factor.view(-1, 1, 1, 1)
 
 
-def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str = 'closed') -> Tensor:
+def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str = 'unrolled') -> Tensor:
     """Pseudo-inverse of symmetric a (..., m, m) from ``alpha a``, in at least float32.
 
-    ``backward='closed'`` takes ``dA = -Y' G Y'`` (Y the result) and keeps nothing but Y, as if Newton
-    had converged. ``'unrolled'`` differentiates the iteration and alpha, by computing it again.
+    ``backward='unrolled'`` differentiates the iteration and alpha, by computing it again: exact.
+    ``'closed'`` takes ``dA = -Y' G Y'`` (Y the result), as if Newton had converged: cheaper.
     """
     check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'newton_inverse takes square matrices (..., m, m)', a=a)
     check(
