@@ -95,11 +95,11 @@ def summarise(records: list[dict[str, Any]]) -> str:
         '|---|---|---|---|---|---|---|',
     ]
     for attn in dict.fromkeys(record['attn'] for record in records):
-        fastest = min(r['seconds_a_step'] for r in records if r['attn'] == attn)
-        for backward in BACKWARDS:
-            runs = [r for r in records if r['attn'] == attn and r['backward'] == backward]
+        by_backward = {b: [r for r in records if (r['attn'], r['backward']) == (attn, b)] for b in BACKWARDS}
+        seconds = {b: statistics.mean(run['seconds_a_step'] for run in runs) for b, runs in by_backward.items()}
+        for backward, runs in by_backward.items():
             loss, accuracy = ([run[key] for run in runs] for key in ('loss', 'accuracy'))
-            ratio = statistics.mean(run['seconds_a_step'] for run in runs) / fastest
+            ratio = seconds[backward] / min(seconds.values())
             median = statistics.median(run['residual']['median'] for run in runs)
             largest = max(run['residual']['largest'] for run in runs)
             lines.append(
