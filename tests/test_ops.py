@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import relative_error
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmsoft.ops import (
     gaussian_gram,
@@ -117,6 +118,30 @@ def test_gradients_of_attention(normalize):
     assert torch.autograd.gradcheck(run('closed', 40), well)
     close = [x.double().requires_grad_() for x in tensors((2, 2, 6, 4, 3), scale=0.1)]  # near-singular A
     assert torch.autograd.gradcheck(run('unrolled', 20), close)
+
+
+def test_nothing_becomes_denormal():
+    """Numbers below 1e-38 slow a CPU down tenfold and more; neither values nor gradients may dwell there."""
+    tiny = torch.finfo(torch.float32).tiny
+    far = gaussian_kernel(40 * torch.randn(50, 32), 40 * torch.randn(20, 32))
+    assert far.min() > tiny
+    assert far.max() < 1e-15
+    a = gaussian_gram(torch.randn(6, 49, 32)) + 0.01 * torch.eye(49)
+    a.requires_grad_()
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten.bmm.default:
+                seen.append(sum(((x != 0) & (x.abs() < tiny)).float().mean().item() for x in args))
+            return result
+
+    inverse = newton_inverse(a, matrix_scale(a), backward='unrolled')
+    with Watch():
+        inverse.backward(torch.randn_like(inverse))
+    assert len(seen) >= 40
+    assert max(seen) < 1e-3
 
 
 @pytest.mark.parametrize('backward', ['closed', 'unrolled'])

@@ -5,6 +5,10 @@ from torch import Tensor
 
 from .checks import check, compute_dtype, no_autocast
 
+# Exponents stop here: exp(-40) = 4e-18 is nothing beside the kernel's 1, while smaller values and their
+# products would be denormal numbers, on which CPUs take many times as long.
+LEAST_EXPONENT = -40.0
+
 
 def gaussian_kernel_reference(x: Tensor, y: Tensor) -> Tensor:
     """The definition, by differences: (..., N, d), (..., m, d) -> (..., N, m), O(N m d) memory."""
@@ -21,7 +25,7 @@ class _GaussianKernel(torch.autograd.Function):
         half_x = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(0.5)
         half_y = torch.linalg.vector_norm(y, dim=-1).square_().mul_(0.5)
         kernel = torch.matmul(x, y.transpose(-1, -2))
-        kernel.sub_(half_x).sub_(half_y.unsqueeze(-2)).clamp_(max=0).exp_()
+        kernel.sub_(half_x).sub_(half_y.unsqueeze(-2)).clamp_(LEAST_EXPONENT, 0).exp_()
         ctx.save_for_backward(x, y, kernel)
         return kernel
 
@@ -64,4 +68,4 @@ def gaussian_gram(x: Tensor) -> Tensor:
         x = x.to(compute_dtype(x))
         product = torch.matmul(x, x.transpose(-1, -2))
         half = product.diagonal(dim1=-2, dim2=-1) / 2
-        return (product - half.unsqueeze(-1) - half.unsqueeze(-2)).clamp(max=0).exp()
+        return (product - half.unsqueeze(-1) - half.unsqueeze(-2)).clamp(LEAST_EXPONENT, 0).exp()

@@ -7,7 +7,6 @@ eigenvalues far below ``(alpha 2^T)^(-1/2)`` stay suppressed, so the result is b
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from .checks import check, compute_dtype, no_autocast
 
@@ -85,11 +84,7 @@ def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str
         raise ValueError(f'newton iterations must be at least 1; got {iterations}')
     with no_autocast(a):
         a, alpha = a.to(compute_dtype(a)), alpha.to(compute_dtype(a))
-        if backward == 'closed':
-            return _ClosedNewton.apply(a, alpha, iterations)
-        if torch.is_grad_enabled():
-            return checkpoint(_iterate, a, alpha, iterations, use_reentrant=False)
-        return _iterate(a, alpha, iterations)
+        return (_ClosedNewton if backward == 'closed' else _UnrolledNewton).apply(a, alpha, iterations)
 
 
 def _norm1(a: Tensor) -> Tensor:
@@ -97,12 +92,59 @@ def _norm1(a: Tensor) -> Tensor:
     return a.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
 
 
+def _flat(a: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., m, m) and (..., 1, 1) -> (n, m, m) and (n, 1, 1)."""
+    alpha = alpha.expand(*a.shape[:-2], 1, 1)
+    return a.reshape(-1, *a.shape[-2:]), alpha.reshape(-1, 1, 1)
+
+
+def _step(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """2 X - X A X and A X, of (n, m, m) matrices."""
+    ax = torch.bmm(a, x)
+    return torch.baddbmm(x, x, ax, beta=2, alpha=-1), ax
+
+
 def _iterate(a: Tensor, alpha: Tensor, iterations: int) -> Tensor:
-    x = (alpha * a).flatten(0, -3) if a.dim() > 2 else (alpha * a).unsqueeze(0)
-    flat = a.reshape(x.shape)
+    flat, scale = _flat(a, alpha)
+    x = scale * flat
     for _ in range(iterations):
-        x = torch.baddbmm(x, x, torch.bmm(flat, x), beta=2, alpha=-1)
+        x, _ax = _step(flat, x)
     return x.view(a.shape)
+
+
+class _UnrolledNewton(torch.autograd.Function):
+    """Backward runs the iteration again, so nothing of it is kept until then."""
+
+    @staticmethod
+    def forward(ctx, a: Tensor, alpha: Tensor, iterations: int) -> Tensor:
+        ctx.save_for_backward(a, alpha)
+        ctx.iterations = iterations
+        return _iterate(a, alpha, iterations)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        # Y = 2 X - X A X: dX = 2 G - G (A X)' - A' X' G, dA = -X' G X'
+        a, alpha = ctx.saved_tensors
+        with no_autocast(grad):
+            flat, scale = _flat(a, alpha)
+            grad = grad.reshape(flat.shape)
+            grad_a = torch.zeros_like(flat)
+            # Towards earlier steps the gradient dies away in converged directions. What can no longer
+            # be seen beside the rest becomes 0 before it becomes denormal, which CPUs are slow at.
+            floor = grad.abs().amax((-1, -2), keepdim=True) * torch.finfo(grad.dtype).eps ** 2
+            steps, x = [], scale * flat
+            for _ in range(ctx.iterations):
+                following, ax = _step(flat, x)
+                steps.append((x, ax))
+                x = following
+            for x, ax in reversed(steps):
+                inner = torch.bmm(x.transpose(-1, -2), grad)
+                grad_a = torch.baddbmm(grad_a, inner, x.transpose(-1, -2), alpha=-1)
+                grad = torch.baddbmm(grad, grad, ax.transpose(-1, -2), beta=2, alpha=-1)
+                grad = torch.baddbmm(grad, flat.transpose(-1, -2), inner, alpha=-1)
+                grad = torch.where(grad.abs() < floor, 0, grad)
+            grad_alpha = (grad * flat).sum((-1, -2)).view(*a.shape[:-2], 1, 1).sum_to_size(alpha.shape)
+            return (grad_a + scale * grad).view(a.shape), grad_alpha, None
 
 
 class _ClosedNewton(torch.autograd.Function):
