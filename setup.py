@@ -10,22 +10,18 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 # What an installed package carries besides its modules, where OpenMMLab's tools look for it.
-DATA = ('configs', 'tools', 'model-index.yml', 'requirements.txt')
+DATA = ('tools',)
+NOT_SHIPPED = shutil.ignore_patterns('__pycache__', 'install.sh', 'requirements_classic.txt')  # for checkouts only
 
 
 class BuildWithData(build_py):
-    """Copies configs and tools to ``mmsoft/.mim`` of the built package."""
+    """Copies the tools to ``mmsoft/.mim`` of the built package."""
 
     def run(self) -> None:
         super().run()
         target = Path(self.build_lib) / 'mmsoft' / '.mim'
         for name in DATA:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, target / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns('__pycache__'))
-            elif source.is_file():
-                target.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target / name)
+            shutil.copytree(ROOT / name, target / name, dirs_exist_ok=True, ignore=NOT_SHIPPED)
 
 
 setup(
@@ -38,7 +34,7 @@ setup(
     python_requires='>=3.10',
     packages=find_packages(include=('mmsoft', 'mmsoft.*')),
     package_data={'mmsoft': ['py.typed']},
-    install_requires=['torch>=2.1', 'torchvision>=0.16', 'numpy', 'safetensors>=0.4'],
+    install_requires=['torch>=2.1', 'torchvision>=0.16', 'safetensors>=0.4'],
     cmdclass={'build_py': BuildWithData},
     zip_safe=False,
 )

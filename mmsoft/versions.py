@@ -45,13 +45,15 @@ def require(*names: str) -> None:
         wanted = f'{name} >= {requirement.oldest}' + (f', < {requirement.below}' if requirement.below else '')
         cure = _cure(requirement)
         try:
-            found = importlib.import_module(name).__version__
+            found = getattr(importlib.import_module(name), '__version__', None)
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise StackError(f'mmsoft needs {wanted}, but importing it fails: {error}; {cure}.') from error
             raise StackError(f'mmsoft needs {wanted}, but {name} is not installed; {cure}.') from error
-        except (ImportError, AssertionError, RuntimeError) as error:  # a mismatched pair refuses to import
+        except Exception as error:  # mismatched pairs refuse in many ways: AssertionError, OSError, AttributeError, ...
             raise StackError(f'mmsoft needs {wanted}, but importing it fails: {error}; {cure}.') from error
+        if found is None:
+            raise StackError(f'mmsoft needs {wanted}, but {name} is only an empty folder; {cure}.')
         if _numbers(found) < _numbers(requirement.oldest):
             raise StackError(f'mmsoft needs {wanted}, but {name} {found} is too old; {cure}.')
         if requirement.below and _numbers(found) >= _numbers(requirement.below):
@@ -66,8 +68,9 @@ def _cure(requirement: Requirement) -> str:
         package, script = requirement.pip, INSTALL
     else:
         package, script = requirement.pip_classic, f'{INSTALL} --stack classic'
-    isolation = '--no-build-isolation ' if 'mm' in package else ''  # builds against the torch that is there
-    return f'install it with `pip install {isolation}{package}` or the whole stack with `{script}`'
+    # OpenMMLab's packages build against the torch that is there
+    isolation = '--no-build-isolation ' if re.match(r'(onedl-)?mm', package) else ''
+    return f'install it with `pip install {isolation}{package}`, or the whole stack with `{script}` of a checkout'
 
 
 def _numbers(version: str) -> tuple[int, ...]:

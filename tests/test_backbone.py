@@ -1,5 +1,7 @@
 """The backbone: sizes, options, training behaviour, precision, compilation, counted cost."""
 
+import inspect
+
 import pytest
 import torch
 from conftest import MINI, relative_error
@@ -143,12 +145,13 @@ def test_checkpointing_changes_nothing_but_memory():
 
 @pytest.mark.parametrize('options', [dict(attn='soft'), dict(), dict(landmark_sampling='random')], ids=str)
 def test_an_image_does_not_see_its_batch(options):
-    model = mini(**options).eval()
-    images = torch.randn(4, 3, 160, 128) * torch.tensor([1.0, 1e-3, 1e3, 20.0]).view(4, 1, 1, 1)
-    images[3] = 0.5  # a constant image
+    model = SOFT('tiny', **options).eval()
+    images = torch.randn(5, 3, 320, 416) * torch.tensor([1.0, 1e-3, 1e3, 20.0, 1e-3]).view(5, 1, 1, 1)
+    images[3] = 0.5  # a constant image, and a smooth one
+    images[4] = 1e-3 * torch.linspace(-1, 1, 416) * torch.linspace(0, 1, 320)[:, None]
     with torch.no_grad():
         together = model(images)
-        for i in range(4):
+        for i in range(5):
             for found, alone in zip(together, model(images[i : i + 1]), strict=True):
                 assert relative_error(found[i : i + 1], alone) < 1e-5, i
 
@@ -180,7 +183,7 @@ def test_half_precision_stays_finite(attn, scale):
 @pytest.mark.parametrize('attn', ['soft', 'soft_pp'])
 def test_compile_and_export_are_whole_and_equal(attn):
     model = mini(attn=attn).eval()
-    x = torch.randn(2, 3, 96, 130)
+    x = torch.randn(1, 3, 230, 415)  # more windows than landmarks: the bounded grid is traced as well
     with torch.no_grad():
         expected = model(x)
         torch._dynamo.reset()
@@ -194,7 +197,7 @@ def test_compile_and_export_are_whole_and_equal(attn):
 @pytest.mark.parametrize('backward', ['closed', 'unrolled'])
 def test_compiled_training_gives_the_same_gradients(backward):
     model = mini(newton_backward=backward, newton_iters=5)
-    x = torch.randn(2, 3, 64, 64)
+    x = torch.randn(1, 3, 230, 250)
     gradients = []
     # torch 2.1's inductor mistakes the strides of scaled_dot_product_attention in training: graphs only
     backend = 'aot_eager' if torch.__version__ < '2.2' else 'inductor'
@@ -304,11 +307,19 @@ def test_keys_of_stage_four_are_exact_up_to_the_bound_and_averaged_beyond():
         (dict(num_landmark=49), "no option 'num_landmark'. Did you mean 'num_landmarks'?"),
         (dict(landmark_sampling='max'), "'max' is unknown; choose one of conv, avg_pool, random, first"),
         (dict(newton_backward='x'), 'choose one of unrolled, closed'),
-        (dict(newton_iters=0), 'newton_iters must be at least 1; got 0'),
-        (dict(num_landmarks=0), 'num_landmarks must be at least 1, or None for no bound; got 0'),
+        (dict(newton_iters=0), 'newton_iters must be an integer of at least 1; got 0'),
+        (dict(num_landmarks=0), 'must be an integer of at least 1; got 0'),
         (dict(out_indices=(0, 4)), r'from 0 to 3; got [0, 4]'),
         (dict(out_indices=(2, 1)), r'rising stage numbers'),
         (dict(frozen_stages=5), 'got 5'),
+        (dict(frozen_stages=3, out_indices=(0, 1)), '1 to 2 (that many stages as well'),
+        (dict(out_indices=2), 'must be a list of stage numbers; got 2'),
+        (dict(num_landmarks='49'), "num_landmarks (None means no bound) must be an integer of at least 1; got '49'"),
+        (dict(newton_iters=2.5), 'newton_iters must be an integer of at least 1; got 2.5'),
+        (dict(img_size=(224,)), 'img_size, or each side of a pair, must be an integer of at least 1; got (224,)'),
+        (dict(img_size=0), 'got 0'),
+        (dict(drop_path_rate='x'), "below 1; got 'x'"),
+        (dict(arch=dict(MINI, dims=16)), 'dims must be four positive integers'),
         (dict(drop_path_rate=1.0), 'below 1; got 1.0'),
         (dict(arch=dict(dims=(16, 32, 48, 64), heads=(1, 2, 3, 4))), 'exactly the keys dims, heads and depths'),
         (dict(arch=dict(MINI, dims=(16, 32, 48))), 'dims must be four positive integers'),
@@ -330,6 +341,20 @@ def test_a_wrong_image_is_named():
         assert str(shape) in str(error.value)
 
 
-def test_a_classifier_lists_inherited_options():
-    with pytest.raises(TypeError, match=r"SOFTClassifier has no option 'clases'.*num_classes.*newton_iters"):
-        SOFTClassifier('tiny', clases=3)
+def test_options_that_are_listed_exist():
+    for model in (SOFT, SOFTClassifier):
+        with pytest.raises(TypeError, match=rf"{model.__name__} has no option 'strides'\. Its options are ") as error:
+            model(MINI, strides=(4, 8))
+        listed = str(error.value).split('options are ')[1].rstrip('.').split(', ')
+        assert {'arch', 'newton_iters', 'init_cfg'} <= set(listed)
+        assert ('num_classes' in listed) == (model is SOFTClassifier)
+        accepted = inspect.signature(SOFT.__init__).parameters
+        assert set(listed) - {'num_classes'} == set(accepted) - {'self', 'unknown'}
+
+
+@pytest.mark.parametrize('init_cfg', ['file.pth', dict(checkpoint='x'), dict(type='Pretrained')], ids=str)
+def test_a_wrong_init_cfg_is_shown_a_right_one(init_cfg):
+    with pytest.raises(
+        ValueError, match=r"init_cfg is a dict such as dict\(type='Pretrained', checkpoint='file.pth'\)"
+    ):
+        mini(init_cfg=init_cfg).init_weights()

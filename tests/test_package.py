@@ -49,6 +49,9 @@ def test_imports_go_downward():
 def test_importing_is_light():
     run = python('import mmsoft, sys; print(sorted({m.split(".")[0] for m in sys.modules} & {"torch", "mmengine"}))')
     assert run.stdout == '[]\n', run.stderr
+    run = python('import mmsoft; print(mmsoft.SOFT.__name__, callable(mmsoft.checkpoints.from_published)); mmsoft.SOTF')
+    assert run.stdout == 'SOFT True\n'
+    assert "no attribute 'SOTF'; it has SOFT, SOFTClassifier, checkpoints" in run.stderr
     heavy = '{"mmengine", "mmcv", "mmdet", "mmseg", "timm"}'
     run = python(
         'import sys, torch, mmsoft.models, mmsoft.checkpoints; mmsoft.models.SOFT("tiny"); '
@@ -101,7 +104,7 @@ def test_an_installed_wheel_works_anywhere(tmp_path):
     shipped = {p.relative_to(site).as_posix() for p in site.rglob('*') if p.is_file() and p.suffix != '.pyc'}
     tracked = {name.removeprefix('mmsoft/') for name in files.stdout.split() if name.startswith('mmsoft/')}
     assert tracked <= shipped
-    assert {'.mim/tools/install.sh', '.mim/requirements.txt', 'py.typed'} <= shipped
+    assert {'.mim/tools/benchmark.py', 'py.typed'} <= shipped
     (tmp_path / 'elsewhere').mkdir()
     code = (
         'import mmsoft; print(mmsoft.__file__); from mmdet.registry import MODELS; import torch; '

@@ -1,5 +1,7 @@
 """The network against the authors' outputs and against an independent float64 reference."""
 
+import itertools
+
 import pytest
 import torch
 from conftest import relative_error
@@ -50,5 +52,6 @@ def test_own_reference_is_met(golden, size, num_landmarks):
 
 def test_bounded_grid_is_the_best_of_all_grids():
     assert bounded_grid(200, 336, 49) == (5, 9)
-    for height, width, limit in [(56, 56, 49), (200, 336, 49), (57, 31, 49), (8, 800, 49), (101, 99, 36), (25, 42, 7)]:
+    sizes = [(56, 56), (200, 336), (57, 31), (8, 800), (800, 8), (101, 99), (25, 42), (1, 9), (50, 84), (64, 64)]
+    for (height, width), limit in itertools.product(sizes, (1, 2, 7, 36, 49, 60)):
         assert bounded_grid(height, width, limit) == best_grid(height, width, limit), (height, width, limit)

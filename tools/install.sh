@@ -2,11 +2,12 @@
 # Sets up everything mmsoft needs, in the order that works: torch, mmcv built against that torch, the rest.
 #
 #   bash tools/install.sh --venv .venv        a virtual environment of its own (what `make` does)
-#   bash tools/install.sh                     the Python environment that is active; its torch is kept
+#   bash tools/install.sh                     the Python environment that is active: its torch is kept, other
+#                                             libraries are brought to the tested versions
 #
 #   --stack onedl|classic   the maintained OpenMMLab line (default) or the original one with torch 2.1
-#   --cuda-ops auto|on|off  mmcv's CUDA operators: auto builds them where a CUDA toolkit that fits
-#                           torch and a GPU are present; on does so without a GPU (for clusters)
+#   --cuda-ops auto|on|off  mmcv's CUDA operators: auto builds them where a CUDA toolkit of torch's major
+#                           version and a GPU are present; on needs no GPU (for clusters)
 #
 # It can be stopped and started again at any point: what is done is kept, compiled files included.
 set -euo pipefail
@@ -57,7 +58,11 @@ if [[ $venv ]]; then
   fi
   if [[ ! -x $venv/bin/python ]]; then
     base=''
-    for candidate in ${PYTHON:-} python3.11 python3.10 python3.12 python3 python; do
+    if [[ ${PYTHON:-} ]]; then
+      fits "$PYTHON" || die "PYTHON=$PYTHON will not do: it must be Python 3.10 to 3.$newest with its headers"
+      base=$PYTHON
+    fi
+    for candidate in ${base:+"$base"} python3.11 python3.10 python3.12 python3 python; do
       if command -v "$candidate" >/dev/null && fits "$candidate"; then base=$candidate; break; fi
     done
     [[ $base ]] || die "no Python 3.10 to 3.$newest with its headers was found; install one (on Debian or Ubuntu: \
@@ -90,11 +95,14 @@ say '1 of 5: build tools'
 
 torch_version() { "$python" -c 'import torch; print(torch.__version__)' 2>/dev/null; }
 if found=$(torch_version); then
+  [[ $stack == onedl || $(cut -d. -f1-2 <<<"$found") == 2.[1-9]* ]] || die "the classic stack needs torch >= 2.1, found $found"
   say "2 of 5: torch $found is installed and is kept"
   minor=$(cut -d. -f2 <<<"$found")
   [[ $stack == classic || $(cut -d. -f1 <<<"$found") -gt 2 || $minor -ge 4 ]] ||
     die "the onedl stack needs torch >= 2.4, found $found; upgrade it, or use --stack classic"
   vision="torchvision==0.$((minor + 15)).*"
+elif "$python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
+  die "torch is installed but does not import (try: $python -c 'import torch'); mend or uninstall it, then run this again"
 else
   say "2 of 5: torch $(pinned torch) (a gigabyte or more to fetch; a minute on a fast line)"
   "${pip[@]}" install "torch==$(pinned torch)" "torchvision==$(pinned torchvision)" "$(grep '^numpy' "$requirements")"
@@ -107,31 +115,60 @@ as_constraint() { # the version that pip knows, which may lack the +cu130 of tor
 as_constraint torch >"$constraints"
 "$python" -c 'import torchvision' 2>/dev/null || "${pip[@]}" install -q -c "$constraints" "$vision"
 "$python" -c 'import torchvision' 2>/dev/null ||
-  die "torchvision does not work with torch $found; install the $vision from where that torch came from, then run this again"
+  die "torchvision does not work with torch $found; install $vision from where that torch came from, then run this again"
 as_constraint torchvision >>"$constraints"
 rest | grep -E '^(numpy|opencv)' >>"$constraints"
 
 wants_cuda() {
   "$python" - "$cuda_ops" 2>/dev/null <<'PY'
-import sys
+import os, re, subprocess, sys
 import torch
 from torch.utils.cpp_extension import CUDA_HOME
 choice = sys.argv[1]
+places = [os.environ.get('CUDA_HOME'), CUDA_HOME, '/usr/local/cuda'] # a toolkit has headers; a wrapper of nvcc has not
+CUDA_HOME = next((p for p in places if p and os.path.exists(os.path.join(p, 'include', 'cuda_runtime.h'))), None)
+release = ''
+if CUDA_HOME:
+    told = subprocess.run([os.path.join(CUDA_HOME, 'bin', 'nvcc'), '--version'], capture_output=True, text=True).stdout
+    release = (re.search(r'release ([\d.]+)', told) or ['', ''])[1]
 if choice == 'off':
     print('CPU operators (--cuda-ops off)')
 elif torch.version.cuda is None:
     print('CPU operators (this torch is a CPU build)')
 elif CUDA_HOME is None:
     print('CPU operators (no CUDA toolkit was found; CUDA_HOME names one)')
+elif release.split('.')[0] != torch.version.cuda.split('.')[0]:
+    print(f'CPU operators (the CUDA toolkit at {CUDA_HOME} is {release or "unknown"}, torch was built for {torch.version.cuda})')
 elif choice == 'auto' and not torch.cuda.is_available():
-    print(f'CPU operators (a CUDA toolkit is at {CUDA_HOME} but no GPU is visible; --cuda-ops on compiles for CUDA all the same)')
+    print(f'CPU operators (CUDA {release} is at {CUDA_HOME} but no GPU is visible; --cuda-ops on compiles for CUDA all the same)')
 else:
-    print(f'CUDA operators with {CUDA_HOME}')
+    print(f'CUDA operators with CUDA {release} at {CUDA_HOME}')
     sys.exit(0)
 sys.exit(1)
 PY
 }
-works() { "$python" -c 'from mmcv.ops import nms; import mmcv; print(mmcv.__version__)' 2>/dev/null; }
+works() { # mmcv of this stack, whose operators import and are of the kind asked for
+  "$python" - "$mmcv" "$cuda_ops" "$stack" 2>/dev/null <<'PY'
+import importlib.metadata, sys
+from mmcv.ops import get_compiling_cuda_version, nms
+distribution, cuda_ops, stack = sys.argv[1:]
+version = importlib.metadata.version(distribution)
+if stack == 'classic' and not version.startswith('2.1.'):
+    sys.exit(1)
+if cuda_ops == 'on' and get_compiling_cuda_version() == 'not available':
+    sys.exit(1)
+print(version)
+PY
+}
+mend_cv2() { # opencv-python wants libGL, which servers lack; the headless build takes its place under the same name
+  local version
+  if version=$("$python" -c 'import importlib.metadata as m; print(m.version("opencv-python"))' 2>/dev/null) &&
+    ! "$python" -c 'import cv2' 2>/dev/null; then
+    say "        cv2 does not import here (libGL is missing): opencv-python-headless $version replaces it"
+    "${pip[@]}" install -q --force-reinstall --no-deps "opencv-python-headless==$version"
+  fi
+}
+mend_cv2
 if version=$(works); then
   say "3 of 5: mmcv $version works with this torch and is kept"
 else
@@ -144,6 +181,7 @@ else
     say "3 of 5: compiling mmcv $version, $plan: about 6 minutes on two cores for CPU operators, much more for CUDA; kept in $wheels"
     source=$cache/build/$key
     if [[ ! -d $source ]]; then
+      rm -rf "$cache"/unpack.* # what an interrupted run left; the lock is ours
       unpack=$(mktemp -d "$cache/unpack.XXXX")
       "${pip[@]}" download -q --no-deps --no-binary :all: --no-build-isolation -d "$unpack" "$mmcv==$version"
       tar -xzf "$unpack"/*.tar.gz -C "$unpack"
@@ -153,9 +191,10 @@ else
     fi
     log=$cache/build/$key.log
     # ninja goes on where an interrupted build stopped; its counter is the progress shown
+    home=$(sed -n 's/^CUDA operators with CUDA [^ ]* at //p' <<<"$plan")
     (
       export MMCV_WITH_OPS=1 MAX_JOBS=${MAX_JOBS:-$(nproc)}
-      if [[ $kind == cuda ]]; then export FORCE_CUDA=1; else export FORCE_CUDA=0 CUDA_VISIBLE_DEVICES=''; fi
+      if [[ $kind == cuda ]]; then export FORCE_CUDA=1 CUDA_HOME=$home; else export FORCE_CUDA=0 CUDA_VISIBLE_DEVICES=''; fi
       cd "$source" && "${pip[@]}" wheel . -v --no-build-isolation --no-deps -w "$wheels.partial" 2>&1
     ) | tee "$log" | awk '
       match($0, /^ *\[[0-9]+\/[0-9]+\]/) {
@@ -163,6 +202,7 @@ else
         if (tenth > last) { printf "        compiled %d of %d files\n", n[2], n[3]; fflush(); last = tenth }
       }' || { tail -n 25 "$log" >&2; die "compiling mmcv failed; the whole log is $log"; }
     mkdir -p "$cache/wheels"
+    rm -rf "$wheels"
     mv "$wheels.partial" "$wheels"
     rm -rf "$source"
   else
@@ -170,10 +210,12 @@ else
   fi
   "${pip[@]}" install -q --force-reinstall --no-deps "$wheels"/*.whl
   "${pip[@]}" install -q -c "$constraints" "$wheels"/*.whl
+  mend_cv2
 fi
 
-say '4 of 5: mmdet, mmseg, timm and tools'
+say "4 of 5: mmdet, mmseg, timm and what they use, at the versions of ${requirements##*/} (half a minute)"
 rest | "${pip[@]}" install -q --no-build-isolation -c "$constraints" -r /dev/stdin
+mend_cv2
 say '5 of 5: mmsoft itself, from this checkout'
 "${pip[@]}" install -q --no-build-isolation --no-deps -e "$root"
 (cd / && "$python" -m mmsoft.versions)

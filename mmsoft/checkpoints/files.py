@@ -1,8 +1,10 @@
 """Reading checkpoint files: tensors only, no code from the file is ever run."""
 
+import hashlib
 import pickle
 import re
 import urllib.parse
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,20 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmsoft.versions import require
+from mmsoft.versions import StackError, require
 
+# Buffers that say nothing: counters, and what a model computes from its own sizes.
+IGNORED = ('num_batches_tracked', 'relative_position_index', 'attn_mask')
 # Where weights sit in a checkpoint, the preferred place first; the dict itself comes last.
 WRAPPERS = ('state_dict_ema', 'state_dict', 'model')
+_STORAGES = {name for name in vars(torch) if name.endswith('Storage') and name[0].isupper()}
 _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 # What pickles of weights are made of.
 _ALLOWED = {
-    'collections': {'OrderedDict', 'defaultdict'},
+    'collections': {'OrderedDict', 'defaultdict', 'Counter'},
     'builtins': {'set', 'frozenset', 'slice', 'dict', 'list', 'int', 'float', 'bytearray'},
     '_codecs': {'encode'},
-    'torch': {'Size', 'device', 'Tensor'} | _DTYPES,
+    'torch': {'Size', 'device', 'Tensor'} | _DTYPES | _STORAGES,
     'torch._utils': {'_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter'},
     'torch.nn.parameter': {'Parameter'},
-    'torch.storage': {'UntypedStorage', 'TypedStorage', '_load_from_bytes'},
+    'torch.storage': {'UntypedStorage', 'TypedStorage'},
     'numpy': {'ndarray', 'dtype'},
     'numpy.core.multiarray': {'_reconstruct', 'scalar'},
     'numpy._core.multiarray': {'_reconstruct', 'scalar'},
@@ -60,7 +65,7 @@ class _Unpickler(pickle.Unpickler):
         module = {'__builtin__': 'builtins'}.get(module, module)  # as old pickle protocols call it
         if (module, name) in _SKIPPED:
             return _Skipped
-        if name in _ALLOWED.get(module, ()) or (module == 'torch' and name.endswith('Storage')):
+        if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         raise CheckpointError(f'it holds {module}.{name}, which could run code')
 
@@ -74,10 +79,12 @@ _tensors_only = SimpleNamespace(
 
 def fetch(url: str) -> Path:
     """Download a checkpoint once, into torch's hub directory; a name ending in -<sha256[:8]> is checked."""
-    path = Path(torch.hub.get_dir()) / 'checkpoints' / Path(urllib.parse.urlparse(url).path).name
+    name = Path(urllib.parse.urlparse(url).path).name
+    place = hashlib.sha256(url.encode()).hexdigest()[:8]  # many addresses end in epoch_12.pth
+    path = Path(torch.hub.get_dir()) / 'checkpoints' / place / name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        digest = re.search(r'-([0-9a-f]{8,})\.', path.name)
+        digest = re.search(r'-(?!\d+\.)([0-9a-f]{8,})\.', name)  # digits alone are a date
         try:
             torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
         except (OSError, RuntimeError) as error:  # no connection, no such file; another hash
@@ -87,21 +94,25 @@ def fetch(url: str) -> Path:
 
 def read_checkpoint(source: str | Path) -> Any:
     """The object in a ``.pth`` or ``.safetensors`` file or at an http(s) address, on the CPU."""
-    path = fetch(source) if re.match('https?://', str(source)) else Path(source)
+    path = fetch(source) if re.match('https?://', str(source)) else Path(source).expanduser()
     if not path.is_file():
         raise CheckpointError(f'checkpoint {str(path)!r} does not exist (working directory {str(Path.cwd())!r})')
-    if path.suffix == '.safetensors':
-        require('safetensors')
-        from safetensors.torch import load_file
-
-        return load_file(path)
     try:
+        if path.suffix == '.safetensors':
+            require('safetensors')
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        if zipfile.is_zipfile(path) and any(n.endswith('/constants.pkl') for n in zipfile.ZipFile(path).namelist()):
+            raise CheckpointError('it is a TorchScript archive, which holds code')
         return torch.load(path, map_location='cpu', pickle_module=_tensors_only, weights_only=False)
     except CheckpointError as error:
         raise CheckpointError(
             f'checkpoint {str(path)!r} is refused: {error}; save its state_dict alone and load that'
         ) from error
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+    except StackError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its reader say
         raise CheckpointError(f'checkpoint {str(path)!r} cannot be read: {error}; is the file complete?') from error
 
 
@@ -114,7 +125,11 @@ def read_state_dict(source: str | Path | Mapping) -> dict[str, Tensor]:
         if isinstance(checkpoint.get(wrapper), Mapping):
             checkpoint = checkpoint[wrapper]
             break
-    weights = {name.removeprefix('module.'): value for name, value in checkpoint.items() if isinstance(value, Tensor)}
+    weights = {
+        name.removeprefix('module.'): value
+        for name, value in checkpoint.items()
+        if isinstance(name, str) and isinstance(value, Tensor) and not name.endswith(IGNORED)
+    }
     if not weights:
         found = ', '.join(map(str, list(checkpoint)[:8])) or 'nothing'
         raise CheckpointError(f'the checkpoint holds no weights: looked under {", ".join(WRAPPERS)}; found {found}')

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmsoft.layers import resize_table
 
-from .files import CheckpointError, read_state_dict
+from .files import IGNORED, CheckpointError, read_state_dict
 from .soft_names import convert_published_soft, is_published_soft
 
 # A classifier's own parts, which a backbone leaves aside.
@@ -69,10 +69,10 @@ def load_weights(
     but weights that match less than half of the model are an error all the same. Names in
     ``fresh`` are not loaded. A refusal leaves the model unchanged.
     """
-    own = {name: value for name, value in model.state_dict().items() if not name.endswith('num_batches_tracked')}
+    own = {name: value for name, value in model.state_dict().items() if not name.endswith(IGNORED)}
     report, fitted = LoadReport(source, fresh=list(fresh)), {}
     for name, value in weights.items():
-        if name.endswith('num_batches_tracked') or name in report.fresh:
+        if name.endswith(IGNORED) or name in report.fresh:
             continue
         if name not in own:
             (report.left_aside if _not_needed(name, own) else report.unexpected).append(name)

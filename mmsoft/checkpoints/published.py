@@ -14,13 +14,14 @@ from .loading import load_weights
 from .soft_names import convert_published_soft, is_published_soft
 
 
-def from_published(state_dict: str | Path | Mapping, **overrides: Any) -> SOFTClassifier:
+def from_published(state_dict: str | Path | Mapping, strict: bool = True, **overrides: Any) -> SOFTClassifier:
     """The classifier to which published weights belong, with them loaded, in evaluation mode.
 
     Widths, heads, depths, image size and classes are read from the weights. ``overrides`` are
     options of :class:`mmsoft.models.SOFTClassifier`; ``attn='soft'`` or ``'soft_pp'`` (the default)
-    cannot be told from the weights. Another ``num_classes`` leaves the head at its random start,
-    another ``img_size`` resizes the position tables.
+    cannot be told from the weights. Another ``num_classes``, or weights without a head, leave the
+    head at its random start; another ``img_size`` resizes the position tables. ``strict=False``
+    permits options with which some weights have no place.
     """
     source = str(state_dict) if isinstance(state_dict, (str, Path)) else 'a state dict'
     weights = read_state_dict(state_dict)
@@ -31,9 +32,9 @@ def from_published(state_dict: str | Path | Mapping, **overrides: Any) -> SOFTCl
         )
     options = _read_options(weights) | overrides
     model = SOFTClassifier(**options)
-    same_classes = 'head.weight' not in weights or weights['head.weight'].shape == model.head.weight.shape
-    fresh = () if same_classes else ('head.weight', 'head.bias')
-    load_weights(model, convert_published_soft(weights), source=source, fresh=fresh)
+    has_head = 'head.weight' in weights and weights['head.weight'].shape == model.head.weight.shape
+    fresh = () if has_head else ('head.weight', 'head.bias')
+    load_weights(model, convert_published_soft(weights), source=source, strict=strict, fresh=fresh)
     return model.eval()
 
 

@@ -32,8 +32,6 @@ def convert_published_soft(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     converted = {}
     for name, value in weights.items():
-        if name.endswith('num_batches_tracked'):
-            continue
         if re.fullmatch(r'pos_embed[1-4]', name):
             stage, grid, leading = int(name[-1]) - 1, *_split_table(name, value)
             converted[f'stages.{stage}.position.table'] = grid

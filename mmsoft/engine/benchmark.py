@@ -26,13 +26,10 @@ def build_backbone(name: str) -> nn.Module:
     else:
         from mmsoft.models import ARCHS, SOFT
 
-        match = re.fullmatch(r'(soft|soft_pp)_(\w+)', name)
-        variants = [(attn, arch) for attn in ('soft', 'soft_pp') for arch in ARCHS if f'{attn}_{arch}' == name]
-        if not match or not variants:
-            known = ', '.join(f'{attn}_{arch}' for attn in ('soft', 'soft_pp') for arch in ARCHS)
-            raise ValueError(f'backbone {name!r} is unknown; choose swin_tiny or one of {known}')
-        attn, arch = variants[0]
-        model = SOFT(arch, attn=attn)
+        variants = {f'{attn}_{arch}': dict(arch=arch, attn=attn) for attn in ('soft', 'soft_pp') for arch in ARCHS}
+        if name not in variants:
+            raise ValueError(f'backbone {name!r} is unknown; choose swin_tiny or one of {", ".join(variants)}')
+        model = SOFT(**variants[name])
     model.eval()
     return model
 

@@ -26,14 +26,17 @@ class ConvUnit(nn.Sequential):
         return super().forward(x)
 
 
-def stem(in_channels: int, dim: int, overlap: bool, width: int = 32) -> nn.Sequential:
+STEM_WIDTH = 32
+
+
+def stem(in_channels: int, dim: int, overlap: bool) -> nn.Sequential:
     """Image to stride 4: three overlapping units (strides 2, 1, 2), or one 4 x 4 tiling."""
     if not overlap:
         return nn.Sequential(ConvUnit(in_channels, dim, 4, overlap=False))
     return nn.Sequential(
-        ConvUnit(in_channels, width, 2, overlap=True),
-        ConvUnit(width, width, 1, overlap=True),
-        ConvUnit(width, dim, 2, overlap=True),
+        ConvUnit(in_channels, STEM_WIDTH, 2, overlap=True),
+        ConvUnit(STEM_WIDTH, STEM_WIDTH, 1, overlap=True),
+        ConvUnit(STEM_WIDTH, dim, 2, overlap=True),
     )
 
 

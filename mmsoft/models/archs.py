@@ -1,6 +1,6 @@
 """Architectures of the SOFT family: the one place that states widths, heads and depths."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 STRIDES = (4, 8, 16, 32)
@@ -42,7 +42,11 @@ def resolve_arch(arch: 'str | Mapping | Arch') -> Arch:
         found = ', '.join(map(str, arch)) if isinstance(arch, Mapping) else repr(arch)
         raise ValueError(f'a custom arch is a dict with exactly the keys dims, heads and depths; got {found}')
     for name, values in arch.items():
-        if len(values) != len(STRIDES) or any(not isinstance(n, int) or n < 1 for n in values):
+        if (
+            not isinstance(values, Sequence)
+            or len(values) != len(STRIDES)
+            or any(not isinstance(n, int) or n < 1 for n in values)
+        ):
             raise ValueError(f'arch {name} must be four positive integers, one a stage; got {values!r}')
     custom = Arch(*(tuple(arch[name]) for name in Arch._fields))
     for stage, (dim, heads) in enumerate(zip(custom.dims, custom.heads, strict=True), start=1):

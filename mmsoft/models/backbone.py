@@ -1,6 +1,7 @@
 """What every backbone of the package shares: outputs, freezing, train mode, weight initialisation."""
 
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +27,18 @@ class Backbone(nn.Module):
         init_cfg: dict | list | None,
     ) -> None:
         super().__init__()
+        if not isinstance(out_indices, Sequence):
+            raise ValueError(f'out_indices must be a list of stage numbers; got {out_indices!r}')
         out_indices = tuple(out_indices)
         if not out_indices or list(out_indices) != sorted(set(out_indices) & set(range(len(dims)))):
             raise ValueError(
                 f'out_indices must be rising stage numbers from 0 to {len(dims) - 1}; got {list(out_indices)}'
             )
-        if frozen_stages not in range(-1, len(dims) + 1):
+        built = max(out_indices) + 1
+        if frozen_stages not in range(-1, built + 1):
             raise ValueError(
-                f'frozen_stages must be -1 (none), 0 (the first embedding) or 1 to {len(dims)} '
-                f'(that many stages as well); got {frozen_stages}'
+                f'frozen_stages must be -1 (none), 0 (the first embedding) or 1 to {built} '
+                f'(that many stages as well, of those up to the last output); got {frozen_stages!r}'
             )
         self.out_indices = out_indices
         self.channels = tuple(dims[i] for i in out_indices)
@@ -82,6 +86,12 @@ class Backbone(nn.Module):
         are MMEngine's initialisers.
         """
         configs = [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
+        for cfg in configs:
+            if not isinstance(cfg, dict) or 'type' not in cfg or (_is_pretrained(cfg) and 'checkpoint' not in cfg):
+                raise ValueError(
+                    "init_cfg is a dict such as dict(type='Pretrained', checkpoint='file.pth'), or a list of them; "
+                    f'got {self.init_cfg!r}'
+                )
         pretrained = [cfg for cfg in configs if _is_pretrained(cfg)]
         others = [cfg for cfg in configs if not _is_pretrained(cfg)]
         if others:
@@ -92,7 +102,9 @@ class Backbone(nn.Module):
             # upward, and only when weights are asked for: checkpoints know models, not the reverse
             from mmsoft.checkpoints import load_pretrained
 
-            load_pretrained(self, **{key: value for key, value in cfg.items() if key != 'type'})
+            # map_location is MMEngine's: files are read on the CPU and copied to where the model is
+            options = {key: value for key, value in cfg.items() if key not in ('type', 'map_location')}
+            load_pretrained(self, **options)
 
 
 def _is_pretrained(cfg: dict) -> bool:
@@ -100,8 +112,8 @@ def _is_pretrained(cfg: dict) -> bool:
     return getattr(cfg.get('type'), '__name__', cfg.get('type')) in ('Pretrained', 'PretrainedInit')
 
 
-def init_linear_and_norm(module: nn.Module) -> None:
-    """Linear layers: truncated normal of std 0.02, zero bias. LayerNorm: 1 and 0 (its default)."""
+def init_linear(module: nn.Module) -> None:
+    """Linear layers: truncated normal of std 0.02, zero bias."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -110,7 +122,7 @@ def init_linear_and_norm(module: nn.Module) -> None:
 
 def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
     """Rates that rise linearly from 0 to ``rate`` over all layers, a list a stage."""
-    if not 0 <= rate < 1:
-        raise ValueError(f'drop_path_rate must be at least 0 and below 1; got {rate}')
+    if not isinstance(rate, Real) or not 0 <= rate < 1:
+        raise ValueError(f'drop_path_rate must be at least 0 and below 1; got {rate!r}')
     rates = torch.linspace(0, rate, sum(depths), device='cpu').tolist()
     return [[rates.pop(0) for _ in range(depth)] for depth in depths]

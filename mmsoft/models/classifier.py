@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from .archs import Arch
-from .backbone import init_linear_and_norm
+from .backbone import init_linear
+from .options import whole
 from .soft import SOFT
 
 
@@ -23,13 +24,14 @@ class SOFTClassifier(SOFT):
         super().__init__(arch, **options)
         if self.out_indices != (0, 1, 2, 3):
             raise ValueError(f'a classifier needs all four stages; got out_indices {self.out_indices}')
+        whole('num_classes', num_classes)
         dim = self.arch.dims[-1]
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
         self.cls_position = nn.Parameter(torch.empty(1, 1, dim))
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         nn.init.trunc_normal_(self.cls_position, std=0.02)
         self.head = nn.Linear(dim, num_classes)
-        init_linear_and_norm(self.head)
+        init_linear(self.head)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, C, H, W) -> normalised tokens (B, 1 + N, dim) of stage 4, the class token first."""

@@ -15,13 +15,21 @@ def reject_unknown(owner: type, unknown: dict[str, Any]) -> None:
         for name, parameter in inspect.signature(cls.__init__).parameters.items() if cls is not object else ():
             if name != 'self' and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 options.append(name)
-        if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls.__init__).parameters.values()):
+        sinks = [p.name for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.VAR_KEYWORD]
+        if sinks != ['options']:  # only **options goes on to the parent class; **unknown ends here
             break
     options = list(dict.fromkeys(options))
     name = next(iter(unknown))
     close = difflib.get_close_matches(name, options, 1)
     hint = f' Did you mean {close[0]!r}?' if close else ''
     raise TypeError(f'{owner.__name__} has no option {name!r}.{hint} Its options are {", ".join(options)}.')
+
+
+def whole(option: str, value: Any, least: int = 1) -> int:
+    """``value`` if it is an integer of at least ``least``; otherwise a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f'{option} must be an integer of at least {least}; got {value!r}')
+    return value
 
 
 def choose(option: str, value: Any, choices: Iterable[Any]) -> Any:

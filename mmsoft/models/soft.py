@@ -29,8 +29,8 @@ from mmsoft.ops.checks import check
 from mmsoft.ops.newton import BACKWARDS
 
 from .archs import STRIDES, Arch, resolve_arch
-from .backbone import Backbone, drop_path_rates, init_linear_and_norm
-from .options import choose, reject_unknown
+from .backbone import Backbone, drop_path_rates, init_linear
+from .options import choose, reject_unknown, whole
 
 ATTENTIONS = ('soft_pp', 'soft')
 RATIOS = (8, 4, 2)  # landmark window of stages 1 to 3
@@ -117,13 +117,17 @@ class SOFT(Backbone):
         choose('attn', attn, ATTENTIONS)
         choose('landmark_sampling', landmark_sampling, SAMPLINGS)
         choose('newton_backward', newton_backward, BACKWARDS)
-        if newton_iters < 1:
-            raise ValueError(f'newton_iters must be at least 1; got {newton_iters}')
+        whole('newton_iters', newton_iters)
+        whole('in_channels', in_channels)
+        if num_landmarks is not None:
+            whole('num_landmarks (None means no bound)', num_landmarks)
+        img_size = tuple(img_size) if isinstance(img_size, Sequence) and len(img_size) == 2 else (img_size,) * 2
+        for side in img_size:
+            whole('img_size, or each side of a pair,', side)
         arch = resolve_arch(arch)
         super().__init__(arch.dims, STRIDES, out_indices, frozen_stages, norm_eval, init_cfg)
         self.arch, self.attn, self.in_channels = arch, attn, in_channels
 
-        img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         rates = drop_path_rates(drop_path_rate, arch.depths)
         soft_block = partial(
             _soft_block,
@@ -143,7 +147,7 @@ class SOFT(Backbone):
             self.stages.append(Stage(embed, PositionTable(embedded_size(img_size, STRIDES[i]), dim), blocks, with_cp))
         if len(self.stages) == len(STRIDES):
             self.norm = nn.LayerNorm(arch.dims[-1], eps=1e-6)
-        self.apply(init_linear_and_norm)
+        self.apply(init_linear)
         self.train()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:

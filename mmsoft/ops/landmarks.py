@@ -1,7 +1,6 @@
 """Which grid of landmarks a map of tokens gets, and how the map is brought to it."""
 
 import math
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -10,20 +9,39 @@ from torch import Tensor
 from .checks import check
 
 
-@lru_cache(maxsize=4096)
 def bounded_grid(height: int, width: int, limit: int) -> tuple[int, int]:
     """The grid (gh, gw) with gh * gw <= limit that samples an (H, W) map most evenly.
 
     It maximises min(gh / H, gw / W); ties go to the gh / gw nearest to H / W on a log scale, then to
-    the larger grid. 200 x 336 tokens with limit 49 give 5 x 9.
+    the larger grid. 200 x 336 tokens with limit 49 give 5 x 9. Plain integer loops, which
+    torch.compile can follow.
     """
+    # gh / H rises with gh and (limit // gh) / W falls: the best gh is the last before they cross, or the next
+    before = 0
+    while (before + 1) * width <= (limit // (before + 1)) * height:
+        before += 1
+    best, best_quality = (1, 1), (0, 0.0, 0)  # any grid is denser than 0
+    for gh in (before, before + 1):
+        if gh < 1 or gh > limit:
+            continue
+        gw = limit // gh
+        # either side may shrink to the map's own shape without making the sampling less even
+        for grid in ((gh, gw), (gh, gh * width // height), (gh, -(-gh * width // height))):
+            best, best_quality = _better(grid, best, best_quality, height, width, limit)
+        for grid in ((limit // gw, gw), (gw * height // width, gw), (-(-gw * height // width), gw)):
+            best, best_quality = _better(grid, best, best_quality, height, width, limit)
+    return best
 
-    def quality(grid: tuple[int, int]) -> tuple[int, float, int]:
-        gh, gw = grid
-        density = min(gh * width, gw * height)  # min(gh / H, gw / W), times H W: exact in integers
-        return density, -abs(math.log(gh * width) - math.log(gw * height)), gh * gw
 
-    return max(((gh, gw) for gh in range(1, limit + 1) for gw in range(1, limit // gh + 1)), key=quality)
+def _better(
+    grid: tuple[int, int], best: tuple[int, int], best_quality: tuple, height: int, width: int, limit: int
+) -> tuple[tuple[int, int], tuple]:
+    gh, gw = grid
+    if gh < 1 or gw < 1 or gh * gw > limit:
+        return best, best_quality
+    # min(gh / H, gw / W) times H W, exact in integers
+    quality = (min(gh * width, gw * height), -abs(math.log((gh * width) / (gw * height))), gh * gw)
+    return (grid, quality) if quality > best_quality else (best, best_quality)
 
 
 def landmark_grid(height: int, width: int, ratio: int, num_landmarks: int | None) -> tuple[int, int]:
@@ -65,6 +83,6 @@ def scattered_indices(count: int, picks: int, seed: int, device: torch.device) -
     Tensor arithmetic only: the same on every device, no generator, no transfer, no synchronisation.
     """
     state = torch.arange(count, device=device) + (seed * 0x9E3779B1 & 0xFFFFFFFF)
-    for multiplier in (0x45D9F3B, 0x119DE1F3):  # 27 bits at most: the product stays within int64
+    for multiplier in (0x45D9F3B, 0x119DE1F3):  # 29 bits at most: the product stays within int64
         state = (state ^ (state >> 16)) * multiplier & 0xFFFFFFFF
     return (state ^ (state >> 16)).topk(picks).indices

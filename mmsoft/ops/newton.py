@@ -40,6 +40,7 @@ def guarded_scale_reference(a: Tensor) -> Tensor:
 
 def matrix_scale(a: Tensor) -> Tensor:
     """SOFT: ``alpha = 0.9 * 2 / |A|_1^2``, one a matrix: (..., m, m) -> (..., 1, 1)."""
+    check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'matrix_scale takes square matrices (..., m, m)', a=a)
     return 1.8 / _norm1(a).square()
 
 
@@ -50,6 +51,7 @@ def guarded_scale(a: Tensor) -> Tensor:
     most. Where it is never halved, 1.9 replaces 2: with A near I a factor of 2 sends every step to
     about 0. No norm mixes images, so an image's result does not depend on its batch.
     """
+    check(a.dim() == 4 and a.shape[-1] == a.shape[-2], "guarded_scale takes an image's heads (B, h, m, m)", a=a)
     first = 2 / _norm1(a).amax(1, keepdim=True).square()  # (B, 1, 1, 1)
     # A is symmetric with entries >= 0, so column j of |I - alpha A A| sums to
     # |1 - alpha s_j| + alpha (r_j - s_j), s = diag(A A), r = A A 1: no product of matrices is needed.
@@ -73,7 +75,9 @@ def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str
     """
     check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'newton_inverse takes square matrices (..., m, m)', a=a)
     check(
-        alpha.dim() == a.dim() and alpha.shape[-2:] == (1, 1),
+        alpha.dim() == a.dim()
+        and alpha.shape[-2:] == (1, 1)
+        and all(n in (1, m) for n, m in zip(alpha.shape[:-2], a.shape[:-2], strict=True)),
         'newton_inverse takes alpha (..., 1, 1), one scale a matrix or one broadcast over matrices',
         a=a,
         alpha=alpha,
