@@ -77,7 +77,7 @@ def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str
     check(
         alpha.dim() == a.dim()
         and alpha.shape[-2:] == (1, 1)
-        and all(n in (1, m) for n, m in zip(alpha.shape[:-2], a.shape[:-2], strict=True)),
+        and all(alpha.shape[i] in (1, a.shape[i]) for i in range(a.dim() - 2)),
         'newton_inverse takes alpha (..., 1, 1), one scale a matrix or one broadcast over matrices',
         a=a,
         alpha=alpha,
