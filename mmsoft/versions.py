@@ -99,7 +99,9 @@ def main() -> None:
     owners = importlib.metadata.packages_distributions()
     rows = [('library', 'version', 'distribution')]
     for name in (*REQUIREMENTS, 'numpy', 'cv2'):
-        rows.append((name, importlib.import_module(name).__version__, ', '.join(sorted(set(owners.get(name, (name,)))))))
+        rows.append(
+            (name, importlib.import_module(name).__version__, ', '.join(sorted(set(owners.get(name, (name,))))))
+        )
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else 'none'
     rows += [
         ('python', platform.python_version(), sys.prefix),
