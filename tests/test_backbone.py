@@ -21,7 +21,16 @@ PARAMETERS = {
     'large_v1': (64.700646, 64.186622),
     'huge_v1': (87.108273, 86.594249),
 }
-MACS = {'tiny': 2.115952, 'small': 4.848740, 'medium': 9.924058, 'large': 16.786414}
+MACS = {
+    'tiny': 2.115952,
+    'small': 4.848740,
+    'medium': 9.924058,
+    'large': 16.786414,
+    'small_v1': 7.397023,
+    'medium_v1': 8.681432,
+    'large_v1': 13.180590,
+    'huge_v1': 18.655931,
+}
 
 
 def mini(**options):
@@ -46,13 +55,17 @@ def test_parameter_counts_are_pinned(arch):
 
 @pytest.mark.parametrize('arch', MACS)
 def test_multiply_adds_are_pinned(arch):
-    assert count_macs(SOFTClassifier(arch), 1, 3, 224, 224) / 1e9 == pytest.approx(MACS[arch], abs=1e-5)
+    with torch.device('meta'):  # shapes are enough to count
+        model = SOFTClassifier(arch)
+    assert count_macs(model, 1, 3, 224, 224) / 1e9 == pytest.approx(MACS[arch], abs=1e-5)
 
 
 def test_the_counter_sees_newton_and_fused_attention():
     without = count_macs(mini(newton_iters=1), 1, 3, 224, 224)
     steps = 19 * 2 * 49**3 * (1 * 1 + 2 * 1 + 3 * 2)  # two products a step, for every head of every layer
     assert count_macs(mini(newton_iters=20), 1, 3, 224, 224) - without == steps
+    with torch.device('meta'):
+        assert count_macs(mini(newton_iters=1), 1, 3, 224, 224) == without
     stage4 = mini().stages[3].blocks[0].attn
     tokens = torch.zeros(1, 49, 64)
     assert count_macs(_OnGrid(stage4, (7, 7)), *tokens.shape) == 49 * 64 * 64 * 4 + 2 * 49 * 49 * 64

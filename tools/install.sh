@@ -101,11 +101,14 @@ if found=$(torch_version); then
   [[ $stack == classic || $(cut -d. -f1 <<<"$found") -gt 2 || $minor -ge 4 ]] ||
     die "the onedl stack needs torch >= 2.4, found $found; upgrade it, or use --stack classic"
   vision="torchvision==0.$((minor + 15)).*"
-elif "$python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then
-  die "torch is installed but does not import (try: $python -c 'import torch'); mend or uninstall it, then run this again"
 else
+  again=()
+  if "$python" -c 'import importlib.metadata as m; m.version("torch")' >/dev/null 2>&1; then
+    [[ $venv ]] || die "torch is installed but does not import (try: $python -c 'import torch'); mend or uninstall it, then run this again"
+    again=(--ignore-installed) # an interrupted run left a part of it in our own environment
+  fi
   say "2 of 5: torch $(pinned torch) (a gigabyte or more to fetch; a minute on a fast line)"
-  "${pip[@]}" install "torch==$(pinned torch)" "torchvision==$(pinned torchvision)" "$(grep '^numpy' "$requirements")"
+  "${pip[@]}" install "${again[@]}" "torch==$(pinned torch)" "torchvision==$(pinned torchvision)" "$(grep '^numpy' "$requirements")"
   found=$(torch_version) || die 'torch was installed but does not import'
   vision="torchvision==$(pinned torchvision)"
 fi
