@@ -77,16 +77,14 @@ def load_weights(
         if name not in own:
             (report.left_aside if _not_needed(name, own) else report.unexpected).append(name)
             continue
+        outcome = report.matched
         if name.endswith('position.table') and value.dim() == 4 and value.shape != own[name].shape:
-            value = resize_table(value.float(), own[name].shape[1:3])
-            report.resized.append(name)
+            value, outcome = resize_table(value.float(), own[name].shape[1:3]), report.resized
         if value.shape != own[name].shape:
             report.misshapen.append(f'{name} {tuple(value.shape)} for {tuple(own[name].shape)}')
             continue
         fitted[name] = value
-        if name not in report.resized:
-            report.matched.append(name)
-    report.resized = [name for name in report.resized if name in fitted]
+        outcome.append(name)
     accounted = {*fitted, *report.fresh, *(entry.split()[0] for entry in report.misshapen)}
     report.missing = [name for name in own if name not in accounted]
     if len(fitted) < LEAST_MATCHED * len(own):

@@ -5,14 +5,13 @@ from mmsoft.versions import require
 require('torchvision')
 
 from .block import Mlp, PostNormBlock, PreNormBlock
-from .landmarks import SAMPLINGS, Landmarks
+from .landmarks import Landmarks
 from .patch_embed import ConvUnit, embedded_size, stem
 from .position import PositionTable, resize_table
 from .soft_attention import SoftAttention
 from .softmax_attention import SoftmaxAttention
 
 __all__ = [
-    'SAMPLINGS',
     'ConvUnit',
     'Landmarks',
     'Mlp',

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmsoft.ops import landmark_grid, scattered_indices, to_landmark_windows
+from mmsoft.ops.checks import choose, whole
 
 SAMPLINGS = ('conv', 'avg_pool', 'random', 'first')
 
@@ -22,10 +23,9 @@ class Landmarks(nn.Module):
         self, head_dim: int, ratio: int, num_landmarks: int | None = 49, sampling: str = 'conv', seed: int = 0
     ) -> None:
         super().__init__()
-        if sampling not in SAMPLINGS:
-            raise ValueError(f'landmark_sampling {sampling!r} is unknown; choose one of {", ".join(SAMPLINGS)}')
-        if num_landmarks is not None and num_landmarks < 1:
-            raise ValueError(f'num_landmarks must be at least 1, or None for no bound; got {num_landmarks}')
+        choose('landmark_sampling', sampling, SAMPLINGS)
+        if num_landmarks is not None:
+            whole('num_landmarks (None means no bound)', num_landmarks)
         self.head_dim, self.ratio, self.num_landmarks = head_dim, ratio, num_landmarks
         self.sampling, self.seed = sampling, seed
         if sampling == 'conv':

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmsoft.ops.checks import whole
+
 from .archs import Arch
 from .backbone import init_linear
-from .options import whole
 from .soft import SOFT
 
 

@@ -1,8 +1,7 @@
-"""Checks of constructor options: a misspelt name or an unknown value says what there is."""
+"""Checks of option names: a misspelt one says what there is."""
 
 import difflib
 import inspect
-from collections.abc import Iterable
 from typing import Any
 
 
@@ -23,18 +22,3 @@ def reject_unknown(owner: type, unknown: dict[str, Any]) -> None:
     close = difflib.get_close_matches(name, options, 1)
     hint = f' Did you mean {close[0]!r}?' if close else ''
     raise TypeError(f'{owner.__name__} has no option {name!r}.{hint} Its options are {", ".join(options)}.')
-
-
-def whole(option: str, value: Any, least: int = 1) -> int:
-    """``value`` if it is an integer of at least ``least``; otherwise a ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f'{option} must be an integer of at least {least}; got {value!r}')
-    return value
-
-
-def choose(option: str, value: Any, choices: Iterable[Any]) -> Any:
-    """``value`` if it is among ``choices``; otherwise a ValueError that lists them."""
-    choices = tuple(choices)
-    if value not in choices:
-        raise ValueError(f'{option} {value!r} is unknown; choose one of {", ".join(map(str, choices))}')
-    return value

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmsoft.layers import (
-    SAMPLINGS,
     ConvUnit,
     Landmarks,
     Mlp,
@@ -25,12 +24,12 @@ from mmsoft.layers import (
     embedded_size,
     stem,
 )
-from mmsoft.ops.checks import check
+from mmsoft.ops.checks import check, choose, whole
 from mmsoft.ops.newton import BACKWARDS
 
 from .archs import STRIDES, Arch, resolve_arch
 from .backbone import Backbone, drop_path_rates, init_linear
-from .options import choose, reject_unknown, whole
+from .options import reject_unknown
 
 ATTENTIONS = ('soft_pp', 'soft')
 RATIOS = (8, 4, 2)  # landmark window of stages 1 to 3
@@ -115,12 +114,9 @@ class SOFT(Backbone):
     ) -> None:
         reject_unknown(type(self), unknown)
         choose('attn', attn, ATTENTIONS)
-        choose('landmark_sampling', landmark_sampling, SAMPLINGS)
         choose('newton_backward', newton_backward, BACKWARDS)
         whole('newton_iters', newton_iters)
         whole('in_channels', in_channels)
-        if num_landmarks is not None:
-            whole('num_landmarks (None means no bound)', num_landmarks)
         img_size = tuple(img_size) if isinstance(img_size, Sequence) and len(img_size) == 2 else (img_size,) * 2
         for side in img_size:
             whole('img_size, or each side of a pair,', side)

@@ -1,6 +1,8 @@
-"""Input checks and precision rules that the operators share."""
+"""Checks of inputs and options, and precision rules, that operators, layers and models share."""
 
 import contextlib
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,21 @@ def check(condition: bool, message: str, **tensors: Tensor) -> None:
     if not condition:
         found = ', '.join(f'{name} {tuple(t.shape)} {t.dtype}' for name, t in tensors.items())
         raise ValueError(f'{message}; got {found}')
+
+
+def whole(option: str, value: Any, least: int = 1) -> int:
+    """``value`` if it is an integer of at least ``least``; otherwise a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f'{option} must be an integer of at least {least}; got {value!r}')
+    return value
+
+
+def choose(option: str, value: Any, choices: Iterable[Any]) -> Any:
+    """``value`` if it is among ``choices``; otherwise a ValueError that lists them."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f'{option} {value!r} is unknown; choose one of {", ".join(map(str, choices))}')
+    return value
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
