@@ -94,6 +94,20 @@ def test_a_detector_learns_and_predicts():
     assert boxes.isfinite().all()
 
 
+def test_regions_are_pooled_from_the_right_places():
+    """mmcv's RoIAlign takes any memory layout for the usual one: maps, and what necks make of them, must have it."""
+    from mmcv.ops import roi_align
+
+    backbone = DETECTORS.build(BACKBONE).eval()
+    images = torch.randn(2, 3, 64, 96).contiguous(memory_format=torch.channels_last)
+    boxes = torch.tensor([[0, 8.0, 8.0, 40.0, 40.0], [1, 0.0, 16.0, 60.0, 60.0]])
+    with torch.no_grad():
+        for stride, found in zip(backbone.strides, backbone(images), strict=True):
+            usual = torch.empty(found.shape).copy_(found)
+            expected = roi_align(usual, boxes, (3, 3), 1 / stride, 0, 'avg', True)
+            assert torch.equal(roi_align(found, boxes, (3, 3), 1 / stride, 0, 'avg', True), expected)
+
+
 def test_a_segmentor_learns_and_predicts():
     init_default_scope('mmseg')
     model = SEGMENTORS.build(

@@ -48,13 +48,14 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Images (B, C, H, W) -> one map a chosen stage, (B, channels, H / stride, W / stride) rounded up.
 
-        Maps are laid out channels-last in memory, which convolutions take as they are.
+        Maps are contiguous: mmcv's RoIAlign reads any other layout as if it were (and convolutions
+        pass a channels-last layout on to it).
         """
         outputs = []
         for index, stage in enumerate(self.stages):
             x = stage(x)
             if index in self.out_indices:
-                outputs.append(self._to_output(x, index))
+                outputs.append(self._to_output(x, index).contiguous())
         return tuple(outputs)
 
     def _to_output(self, x: Tensor, index: int) -> Tensor:

@@ -1,0 +1,8 @@
+_base_ = ['_base_/mask_rcnn.py', '_base_/coco_masks.py', '_base_/schedule_1x.py', '_base_/runtime_det.py']
+
+model = dict(
+    backbone=dict(
+        type='mmsoft.SOFT', arch='medium', init_cfg=dict(type='Pretrained', checkpoint='pretrained/soft_pp_medium.pth')
+    ),
+    neck=dict(in_channels=[96, 192, 384, 768]),
+)

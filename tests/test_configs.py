@@ -1,0 +1,212 @@
+"""Every shipped config: built in full, trained and asked for predictions when narrow, inherited as users do."""
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import MINI
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, init_default_scope
+
+import mmsoft
+from mmsoft.engine.config import check_pretrained, load_config, without_pretrained
+
+CONFIGS = sorted((Path(__file__).parent.parent / 'configs').glob('*.py'))
+# Table 3 to 5 of the paper: parameters of the whole model, in millions.
+PAPER = {
+    'retinanet': dict(tiny=23, small=38, medium=59, large=98),
+    'mask_rcnn': dict(tiny=33, small=48, medium=69, large=106),
+    'upernet': dict(small=60, medium=81, large=121),
+}
+
+
+def method_of(path):
+    return path.name.split('_soft')[0]
+
+
+def build(cfg, narrow=False):
+    init_default_scope(cfg.default_scope)
+    without_pretrained(cfg)
+    if narrow:
+        narrow_model(cfg.model)
+    return MODELS.build(cfg.model)
+
+
+def narrow_model(model):
+    dims = list(MINI['dims'])
+    model.backbone.arch = MINI
+    if 'neck' in model:
+        model.neck.update(in_channels=dims, out_channels=32)
+        for head in (model.get('bbox_head'), model.get('rpn_head')):
+            if head:
+                head.update(in_channels=32, feat_channels=32)
+        if 'roi_head' in model:
+            for extractor in (model.roi_head.bbox_roi_extractor, model.roi_head.mask_roi_extractor):
+                extractor.out_channels = 32
+            model.roi_head.bbox_head.update(in_channels=32, fc_out_channels=32)
+            model.roi_head.mask_head.update(in_channels=32, conv_out_channels=32)
+    else:
+        for head in (model.decode_head, model.auxiliary_head):
+            head.update(channels=32, norm_cfg=dict(type='BN'))
+        model.decode_head.in_channels, model.auxiliary_head.in_channels = dims, dims[2]
+
+
+def test_there_are_configs():
+    assert len(CONFIGS) == 24
+    assert {method_of(path) for path in CONFIGS} == set(PAPER)
+
+
+@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
+def test_sizes_recipes_and_predictions(path):
+    """The whole model has the paper's size; a narrow one, built from the same file, predicts."""
+    cfg = load_config(path)
+    with pytest.raises(
+        mmsoft.checkpoints.CheckpointError, match=r'Three ways out(.|\n)*published(.|\n)*--no-pretrained'
+    ):
+        check_pretrained(cfg)
+    with torch.device('meta'):
+        model = build(cfg)
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    expected = PAPER[method_of(path)].get(path.stem.split('_soft_pp_')[1].split('_')[0])
+    assert expected is None or abs(millions / expected - 1) < 0.03, millions
+    optimizer = build_optim_wrapper(model, cfg.optim_wrapper).optimizer
+    names = {id(p): name for name, p in model.named_parameters()}
+    decayed = {names[id(p)] for group in optimizer.param_groups if group['weight_decay'] for p in group['params']}
+    for name, parameter in model.named_parameters():
+        matrix = name.endswith(('weight', 'attn.local')) and parameter.dim() > 1
+        assert (name in decayed) == matrix, (name, tuple(parameter.shape))
+    assert cfg.auto_scale_lr == dict(enable=False, base_batch_size=8 if 'cityscapes' in path.name else 16)
+    model = build(load_config(path), narrow=True)
+    model.eval()
+    data = example(model, 1, train=False)
+    with torch.no_grad():
+        (sample,) = model.test_step(data)
+    if method_of(path) == 'upernet':
+        assert sample.pred_sem_seg.data.shape == (1, 70, 90)
+    else:
+        assert sample.pred_instances.bboxes.isfinite().all()
+        assert ('masks' in sample.pred_instances) == (method_of(path) == 'mask_rcnn')
+
+
+def example(model, count, train):
+    """Random images of 70 x 90 (96 x 96 for a segmentor's training) with two objects each."""
+    from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
+    from mmengine.structures import InstanceData, PixelData
+    from mmseg.structures import SegDataSample
+
+    segmentor = hasattr(model, 'decode_head')
+    height, width = (96, 96) if segmentor and train else (70, 90)
+    if segmentor and train:
+        model.data_preprocessor.size = (height, width)
+    samples = []
+    for _ in range(count):
+        meta = dict(img_shape=(height, width), ori_shape=(height, width), scale_factor=(1.0, 1.0), img_id=0)
+        sample = (SegDataSample if segmentor else DetDataSample)(metainfo=meta)
+        if segmentor:
+            sample.gt_sem_seg = PixelData(data=torch.randint(19, (1, height, width)))
+        else:
+            boxes = torch.tensor([[5.0, 8.0, 40.0, 50.0], [30.0, 20.0, 85.0, 65.0]])
+            masks = torch.zeros(2, height, width, dtype=torch.uint8)
+            masks[0, 8:50, 5:40] = masks[1, 20:65, 30:85] = 1
+            sample.gt_instances = InstanceData(
+                bboxes=boxes, labels=torch.tensor([3, 7]), masks=BitmapMasks(masks.numpy(), height, width)
+            )
+        samples.append(sample)
+    return dict(
+        inputs=[torch.randint(256, (3, height, width), dtype=torch.uint8) for _ in range(count)], data_samples=samples
+    )
+
+
+@pytest.mark.parametrize('method', sorted(PAPER))
+def test_every_parameter_learns(method):
+    """No unused parameters: DDP needs no find_unused_parameters."""
+    path = next(path for path in CONFIGS if method_of(path) == method and 'tiny' in path.name)
+    model = build(load_config(path), narrow=True)
+    data = model.data_preprocessor(example(model, 2, train=True), True)
+    losses = model(**data, mode='loss')
+    loss, _ = model.parse_losses(losses)
+    assert loss.isfinite()
+    loss.backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_schedules_hold_their_arithmetic():
+    """The numbers that the comments of the schedules give."""
+
+    def base(name):
+        return Config.fromfile(CONFIGS[0].parent / '_base_' / f'{name}.py')
+
+    for name, images, batch, epochs in (('schedule_1x', 117266, 16, 12), ('schedule_3x', 117266, 16, 36)):
+        cfg = base(name)
+        assert f'{math.ceil(images / batch) * epochs:,}' in cfg.text
+        assert cfg.auto_scale_lr.base_batch_size == batch
+        assert cfg.train_cfg.max_epochs == cfg.param_scheduler[1].end == epochs
+    for name, images, batch, iterations in (('schedule_160k', 20210, 16, 160000), ('schedule_40k', 2975, 8, 40000)):
+        cfg = base(name)
+        assert f'{images:,}' in cfg.text
+        assert f'{iterations * batch / images:.0f} epochs' in cfg.text
+        assert (cfg.train_cfg.max_iters, cfg.auto_scale_lr.base_batch_size) == (iterations, batch)
+        assert cfg.param_scheduler[1].end == cfg.train_cfg.max_iters
+        assert cfg.train_cfg.max_iters % cfg.default_hooks.checkpoint.interval == 0
+        assert cfg.default_hooks.checkpoint.interval == cfg.train_cfg.val_interval
+
+
+@pytest.mark.parametrize('how', ['relative path', 'installed package'])
+def test_a_config_of_ones_own_inherits_ours(how, tmp_path):
+    if how == 'relative path':
+        base = repr(os.path.relpath(CONFIGS[0].parent / 'retinanet_soft_pp_tiny_1x_coco.py', tmp_path))
+    else:
+        base = "__import__('mmsoft').config_path('retinanet_soft_pp_tiny_1x_coco')"
+    (tmp_path / 'mine.py').write_text(f'_base_ = {base}\nmodel = dict(bbox_head=dict(num_classes=7))\n')
+    code = (
+        'from mmengine.config import Config; from mmdet.registry import MODELS; '
+        'from mmengine.registry import init_default_scope; init_default_scope("mmdet"); '
+        'cfg = Config.fromfile("mine.py"); model = MODELS.build(cfg.model); '
+        'print(model.bbox_head.num_classes, cfg.train_cfg.max_epochs)'
+    )
+    run = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
+    assert run.stdout.split()[-2:] == ['7', '12'], run.stderr
+
+
+@pytest.mark.parametrize('library', ['mmdet', 'mmseg'])
+def test_configs_of_the_libraries_take_the_backbone(library, tmp_path):
+    """The README's example: only the backbone and the widths change."""
+    package = Path(importlib.import_module(library).__file__).parent
+    if library == 'mmdet':
+        base, change = 'retinanet/retinanet_r50_fpn_1x_coco.py', 'neck=dict(in_channels=[64, 128, 320, 512])'
+    else:
+        base = 'upernet/upernet_r50_4xb4-160k_ade20k-512x512.py'
+        change = (
+            'pretrained=None, decode_head=dict(in_channels=[64, 128, 320, 512]), auxiliary_head=dict(in_channels=320)'
+        )
+    (tmp_path / 'mine.py').write_text(
+        f'_base_ = {str(package / ".mim" / "configs" / base)!r}\n'
+        f"model = dict(backbone=dict(_delete_=True, type='mmsoft.SOFT', arch='tiny'), {change})\n"
+    )
+    cfg = Config.fromfile(tmp_path / 'mine.py')
+    init_default_scope(library)
+    with torch.device('meta'):
+        model = MODELS.build(cfg.model)
+    assert type(model.backbone).__name__ == 'SOFT'
+
+
+def test_options_move_the_data_and_name_mistakes(monkeypatch):
+    path = next(path for path in CONFIGS if 'mask_rcnn' in path.name)
+    cfg = load_config(path, {'data_root': '/elsewhere/coco'})
+    assert cfg.train_dataloader.dataset.data_root.rstrip('/') == '/elsewhere/coco'
+    assert cfg.test_evaluator.ann_file == '/elsewhere/coco/annotations/instances_val2017.json'
+    monkeypatch.setenv('MMSOFT_DATA', '/mnt/sets')
+    assert load_config(path).val_dataloader.dataset.data_root == '/mnt/sets/coco/'
+    with pytest.raises(ValueError, match="the config has no 'optim_wraper'"):
+        load_config(path, {'optim_wraper.optimizer.lr': 1})
+    with pytest.raises(FileNotFoundError, match=r"config 'configs/retina.py' does not exist"):
+        load_config('configs/retina.py')
+    with pytest.raises(FileNotFoundError, match="no config 'retina'; it has mask_rcnn_soft"):
+        mmsoft.config_path('retina')
