@@ -4,7 +4,18 @@ from mmsoft.versions import require
 
 require('mmengine')
 
-from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine import registry as mmengine
 from mmengine.registry import Registry
 
-MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mmsoft', locations=['mmsoft.models.register'])
+
+def _child(name: str, parent: Registry, location: str) -> Registry:
+    """A registry of ours that MMEngine fills, by importing ``location``, when one of its types is first built."""
+    return Registry(name, parent=parent, scope='mmsoft', locations=[location])
+
+
+MODELS = _child('model', mmengine.MODELS, 'mmsoft.models.register')
+DATASETS = _child('dataset', mmengine.DATASETS, 'mmsoft.datasets.seeding')
+DATA_SAMPLERS = _child('data sampler', mmengine.DATA_SAMPLERS, 'mmsoft.datasets.seeding')
+TRANSFORMS = _child('transform', mmengine.TRANSFORMS, 'mmsoft.datasets.reading')
+HOOKS = _child('hook', mmengine.HOOKS, 'mmsoft.engine.hooks')
+OPTIM_WRAPPERS = _child('optim_wrapper', mmengine.OPTIM_WRAPPERS, 'mmsoft.engine.runner')

@@ -5,6 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_worlds import SMALL
+
+from mmsoft.datasets.miniature import WORLDS, write_world
 
 DATA = Path(__file__).parent / 'data'
 MINI = dict(dims=(16, 32, 48, 64), heads=(1, 2, 3, 4), depths=(1, 1, 2, 1))
@@ -38,3 +41,12 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     size = expected.double().abs().max().item()
     assert size > 0, 'nothing to compare with'
     return (found.double() - expected.double()).abs().max().item() / size
+
+
+@pytest.fixture(scope='session')
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All three miniature worlds below one folder, to read and to copy."""
+    root = tmp_path_factory.mktemp('worlds')
+    for world in WORLDS:
+        write_world(world, root, **SMALL)
+    return root

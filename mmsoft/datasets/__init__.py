@@ -1,4 +1,4 @@
-"""Data that the package makes itself."""
+"""Data: the layouts on disk, reading that survives bad files, seeded sampling, and data that the package draws."""
 
 from .shapes import SHAPES, draw_shapes
 

@@ -1,0 +1,193 @@
+"""The layouts of COCO, ADE20K and Cityscapes on disk, and a check of a configured data set against its own."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mmengine.dataset import BaseDataset
+from mmengine.registry import DATASETS
+
+# What the published archives unpack to, under the data root.
+TREES = {
+    'mmdet.CocoDataset': """\
+coco/
+  annotations/instances_train2017.json
+  annotations/instances_val2017.json
+  train2017/*.jpg                                   118,287 images
+  val2017/*.jpg                                       5,000 images""",
+    'mmseg.ADE20KDataset': """\
+ade/ADEChallengeData2016/
+  images/training/*.jpg                              20,210 images
+  images/validation/*.jpg                             2,000 images
+  annotations/training/*.png                         a label map for each image, 0 = unlabelled
+  annotations/validation/*.png""",
+    'mmseg.CityscapesDataset': """\
+cityscapes/
+  leftImg8bit/train/<city>/*_leftImg8bit.png          2,975 images
+  leftImg8bit/val/<city>/*_leftImg8bit.png              500 images
+  gtFine/train/<city>/*_gtFine_labelTrainIds.png     made by cityscapesscripts' createTrainIdLabelImgs.py
+  gtFine/val/<city>/*_gtFine_labelTrainIds.png""",
+}
+WAYS_OUT = (
+    'Put it there, move the root with MMSOFT_DATA=<folder> or --cfg-options data_root=<folder>, '
+    'or try --demo, which draws its own data.'
+)
+
+
+class DataError(FileNotFoundError):
+    """A data set that is missing or incomplete."""
+
+
+def leaf_datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """The data sets in a config that may repeat, join or wrap others; those that are built already are left out."""
+    if isinstance(dataset, (list, tuple)):
+        for part in dataset:
+            yield from leaf_datasets(part)
+    elif isinstance(dataset, Mapping):
+        inner = dataset.get('dataset') or dataset.get('datasets')
+        if inner is None:
+            yield dataset
+        else:
+            yield from leaf_datasets(inner)
+
+
+def check_dataset(dataset: Mapping[str, Any]) -> list[str]:
+    """Raise DataError unless the files of every data set in this config are there; give remarks on its annotations.
+
+    Looked at are COCO's kind, mmseg's kind and, of others, the annotation file. Remote files are not.
+    """
+    remarks = []
+    for config in leaf_datasets(dataset):
+        leaf = _without_data(config)
+        if leaf is None or any('://' in (path or '') for path in (leaf.ann_file, *leaf.data_prefix.values())):
+            continue
+        if leaf.ann_file and not Path(leaf.ann_file).exists():
+            _fail(leaf, f'there is no {leaf.ann_file!r}')
+        if 'mmdet.CocoDataset' in _bases(leaf):
+            remarks += _check_coco(leaf)
+        elif 'mmseg.BaseSegDataset' in _bases(leaf):
+            remarks += _check_label_maps(leaf)
+    return remarks
+
+
+def _without_data(config: Mapping[str, Any]) -> BaseDataset | None:
+    """The data set before it reads anything: its class knows how to join paths and what the defaults are."""
+    kind = _find(config['type'])
+    if not issubclass(kind, BaseDataset):
+        return None
+    options = {key: value for key, value in config.items() if key not in ('type', '_scope_')}
+    try:
+        return kind(**{**options, 'pipeline': [], 'lazy_init': True})
+    except AssertionError as error:  # some of mmseg's look for their folders here
+        problem = str(error) or 'its class does not find its files'
+        raise DataError(f'{kind.__name__} at {config.get("data_root")!r}: {problem}. {WAYS_OUT}') from error
+
+
+def _find(kind: str | type) -> type:
+    if isinstance(kind, type):
+        return kind
+    with DATASETS.switch_scope_and_registry(None) as registry:  # the default scope's
+        found = registry.get(kind)
+    if found is None:
+        raise ValueError(
+            f'the data set type {kind!r} is not registered in {registry.scope!r}; '
+            f'name its library as well, as in {", ".join(TREES)}'
+        )
+    return found
+
+
+def _bases(leaf: BaseDataset) -> list[str]:
+    """What the data set is: 'library.Class', the most special first."""
+    return [f'{base.__module__.split(".")[0]}.{base.__name__}' for base in type(leaf).__mro__]
+
+
+def _fail(leaf: BaseDataset, problem: str) -> NoReturn:
+    lines = [f'{type(leaf).__name__} at {leaf.data_root or "."!r} (from {str(Path.cwd())!r}): {problem}.']
+    for base in _bases(leaf):
+        if base in TREES:
+            lines += [f'Expected, as for {base}:', TREES[base]]
+    raise DataError('\n'.join([*lines, WAYS_OUT]))
+
+
+def _folder(leaf: BaseDataset, key: str) -> str:
+    """The folder that ``data_prefix`` gives for images or labels."""
+    folder = leaf.data_prefix.get(key)
+    if folder is None:
+        _fail(leaf, f'its data_prefix has no {key!r}')
+    folder = folder or '.'
+    if not Path(folder).is_dir():
+        _fail(leaf, f'there is no folder {folder!r}')
+    return folder
+
+
+def _missing(wanted: Iterable[str], folder: str) -> list[str]:
+    """Those paths that are not files. Listing the folder tells of most, sooner than a look at each."""
+    found = {Path(where, name) for where, _, names in os.walk(folder) for name in names}
+    return sorted(str(path) for path in map(Path, wanted) if path not in found and not path.is_file())
+
+
+def _check_coco(leaf: BaseDataset) -> list[str]:
+    images = _folder(leaf, 'img')
+    try:
+        content = json.loads(Path(leaf.ann_file).read_bytes())
+        # LVIS gives addresses instead of names
+        named = [image for image in content['images'] if 'file_name' in image or 'coco_url' not in image]
+        wanted = {f'{images}/{image["file_name"]}' for image in named}
+        remarks = _annotation_faults(content, leaf.metainfo['classes'])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _fail(leaf, f'{leaf.ann_file!r} is not complete COCO JSON ({type(error).__name__}: {error})')
+    if not content['images']:
+        _fail(leaf, f'{leaf.ann_file!r} lists no images')
+    missing = _missing(wanted, images)
+    if missing:
+        _fail(leaf, f'{len(missing)} of the {len(wanted)} images are missing in {images!r}, such as {missing[0]!r}')
+    return [f'{leaf.ann_file}: {remark}' for remark in remarks]
+
+
+def _annotation_faults(content: Mapping[str, Any], classes: Iterable[str]) -> list[str]:
+    """What mmdet passes over, counted."""
+    sizes = {image['id']: (image['width'], image['height']) for image in content['images']}
+    known = {category['id'] for category in content['categories'] if category['name'] in classes}
+    counts = Counter()
+    for annotation in content.get('annotations', ()):
+        if 'segments_info' in annotation:  # panoptic: no boxes
+            continue
+        x, y, width, height = annotation['bbox']
+        across, down = sizes.get(annotation['image_id'], (0, 0))
+        if annotation['category_id'] not in known:
+            counts['of a class that the data set does not have'] += 1
+        elif annotation['image_id'] not in sizes:
+            counts['of an image that is not listed'] += 1
+        elif width < 1 or height < 1 or annotation['area'] <= 0:
+            counts['with no area'] += 1
+        elif x >= across or y >= down or x + width <= 0 or y + height <= 0:
+            counts['outside of its image'] += 1
+    return [f'{count} boxes {fault}: not trained on' for fault, count in counts.items()]
+
+
+def _check_label_maps(leaf: BaseDataset) -> list[str]:
+    images = _folder(leaf, 'img_path')
+    labelled = leaf.data_prefix.get('seg_map_path') is not None
+    labels = _folder(leaf, 'seg_map_path') if labelled else None
+    samples = leaf.load_data_list()
+    if not samples:
+        _fail(leaf, f'no file in {images!r} ends in {leaf.img_suffix!r}')
+    missing = _missing((sample['img_path'] for sample in samples), images)
+    if missing:
+        _fail(leaf, f'{len(missing)} of the {len(samples)} images are missing in {images!r}, such as {missing[0]!r}')
+    if not labelled:
+        return []
+    wanted = {sample['seg_map_path'] for sample in samples}
+    missing = _missing(wanted, labels)
+    if missing:
+        _fail(
+            leaf,
+            f'{len(missing)} of the {len(samples)} images have no label map in {labels!r}, such as {missing[0]!r}',
+        )
+    if leaf.ann_file:  # a list that chooses some
+        return []
+    spare = sum(name.endswith(leaf.seg_map_suffix) for _, _, names in os.walk(labels) for name in names) - len(wanted)
+    return [f'{spare} label maps in {labels} have no image: is {images} complete?'] if spare > 0 else []

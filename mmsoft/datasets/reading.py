@@ -1,0 +1,123 @@
+"""Files that cannot be read or make no sense are put on record, not left to end a run hours in."""
+
+import json
+import os
+from pathlib import Path
+
+import mmcv
+import numpy as np
+from mmcv.transforms import BaseTransform
+from mmengine import registry
+
+from mmsoft.registry import TRANSFORMS
+
+IGNORED_LABEL = 255
+# As many faults in a row are not the files' fault, but that of an option, or of a disk that is gone.
+FAULTS_IN_A_ROW = 100
+SIZE_IF_UNKNOWN = (512, 512)
+
+
+@TRANSFORMS.register_module()
+class ReadSafely(BaseTransform):
+    """Runs a loading transform; what it cannot read is skipped in training and counts as a miss in evaluation.
+
+    Args:
+        loader: The loading transform.
+        record: A file that gets one line of JSON a fault: the file and what is wrong with it.
+        training: Skip the sample, so that the data set draws another one. Otherwise an image that
+            cannot be read is black, a label map is ignored, and instances are left out.
+        num_classes: Pixels with labels of this and above, but for 255, are ignored and put on record.
+    """
+
+    def __init__(self, loader: dict, record: str, training: bool, num_classes: int | None = None) -> None:
+        self.loader = registry.TRANSFORMS.build(loader)
+        self.record, self.training, self.num_classes = Path(record), training, num_classes
+        self.recorded, self.faults_in_a_row = set(), 0
+
+    def transform(self, results: dict) -> dict | None:
+        loads_image, label_map = 'img' not in results, results.get('seg_map_path')
+        try:
+            loaded = self.loader(results)
+            if loaded is not None and 'gt_seg_map' in loaded:
+                self._check_labels(loaded)
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders fail in ways of their own
+            self._handle(error, results['img_path'] if loads_image or not label_map else label_map)
+            if self.training:
+                return None
+            if loads_image:
+                self._blank_image(results)
+            elif label_map:
+                self._blank_labels(results)
+            else:  # instances: COCO's metric reads its own
+                return self.loader({**results, 'instances': []})
+            return results
+        self.faults_in_a_row = 0
+        return loaded
+
+    def _handle(self, error: Exception, path: str) -> None:
+        """Put the error on record, or raise if there are too many."""
+        fault = f'{type(error).__name__}: {error}'
+        self._write(path, fault)
+        self.faults_in_a_row += 1
+        if self.faults_in_a_row >= FAULTS_IN_A_ROW:
+            raise RuntimeError(
+                f'{type(self.loader).__name__} failed {FAULTS_IN_A_ROW} times in a row, so it is hardly the files: '
+                f'look at its options in the config and at the disk. The last failure, with {str(path)!r}: {fault}'
+            ) from error
+
+    def _check_labels(self, results: dict) -> None:
+        labels = results['gt_seg_map']
+        if labels.shape != tuple(results['ori_shape']):
+            raise ValueError(f'the label map is {labels.shape}, its image {tuple(results["ori_shape"])}')
+        if self.num_classes is None:
+            return
+        wrong = (labels >= self.num_classes) & (labels != IGNORED_LABEL)
+        if wrong.any():
+            values = np.unique(labels[wrong])[:8].tolist()
+            self._write(
+                results['seg_map_path'],
+                f'{int(wrong.sum())} pixels have labels such as {values}; there are {self.num_classes} classes',
+            )
+            labels[wrong] = IGNORED_LABEL
+
+    def _blank_image(self, results: dict) -> None:
+        """Black, of the size that the annotation tells."""
+        shape = (results['height'], results['width']) if 'height' in results else _label_size(results)
+        results.update(img=np.zeros((*shape, 3), np.uint8), img_shape=shape, ori_shape=shape)
+
+    def _blank_labels(self, results: dict) -> None:
+        if 'gt_seg_map' not in results.setdefault('seg_fields', []):
+            results['seg_fields'].append('gt_seg_map')
+        results['gt_seg_map'] = np.full(results['ori_shape'], IGNORED_LABEL, np.uint8)
+
+    def _write(self, path: str, fault: str) -> None:
+        """One line in one unbuffered write, which other processes do not tear apart; once for each file."""
+        if path in self.recorded:
+            return
+        self.recorded.add(path)
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        with self.record.open('ab', buffering=0) as file:
+            file.write((json.dumps(dict(file=os.fspath(path), fault=fault[:500])) + '\n').encode())
+
+
+def _label_size(results: dict) -> tuple[int, int]:
+    """Height and width of the label map; if that cannot be read either, nothing is compared at any size."""
+    try:
+        return mmcv.imread(results['seg_map_path'], 'unchanged', backend='pillow').shape[:2]
+    except Exception:
+        return SIZE_IF_UNKNOWN
+
+
+def read_faults(record: str | Path) -> dict[str, str]:
+    """Faults on record: file -> fault. A file that was met twice counts once; a line that breaks off does not."""
+    faults = {}
+    if Path(record).is_file():
+        for line in Path(record).read_text(errors='replace').splitlines():
+            try:
+                entry = json.loads(line)
+                faults[entry['file']] = entry['fault']
+            except (ValueError, TypeError, KeyError):  # a process was killed while it wrote
+                continue
+    return faults

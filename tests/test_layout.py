@@ -1,0 +1,131 @@
+"""A missing or broken data set is one clear error; annotations that are passed over are counted."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from small_worlds import SCOPES, check, config, cut, rewrite_coco
+
+from mmsoft.datasets.layout import DataError
+from mmsoft.datasets.miniature import FOLDERS
+
+
+def test_complete_data_sets_pass_however_they_are_written(worlds: Path) -> None:
+    from mmdet.datasets import CocoDataset
+    from mmseg.datasets import CityscapesDataset
+
+    class Mine(CityscapesDataset):
+        def __init__(self, **kwargs) -> None:
+            super().__init__(img_suffix='_leftImg8bit.png', seg_map_suffix='_gtFine_labelTrainIds.png', **kwargs)
+
+    coco, folder = config('coco', worlds), worlds / 'coco'
+    absolute = dict(ann_file=str(folder / coco['ann_file']), data_prefix=dict(img=str(folder / 'val2017')))
+    for dataset in (
+        coco,
+        {**coco, 'type': 'mmdet.CocoDataset'},
+        {**coco, 'type': CocoDataset},
+        {**coco, **absolute, 'data_root': None},
+        {**coco, 'data_root': str(folder)},
+        dict(type='RepeatDataset', times=2, dataset=coco),
+        dict(type='mmsoft.SeededDataset', dataset=dict(type='ConcatDataset', datasets=[coco, coco])),
+        config('coco', worlds, ann_file='s3://bucket/instances.json'),
+    ):
+        assert check(dataset) == []
+    ade = config('ade20k', worlds)
+    for dataset in (
+        ade,
+        {**ade, 'type': 'mmseg.ADE20KDataset', 'data_prefix': dict(img_path='images/validation')},
+        config('cityscapes', worlds),
+        config('cityscapes', worlds, type=Mine),
+    ):
+        assert check(dataset, 'mmseg') == []
+
+
+def unlink_some(folder: Path, pattern: str, count: int = 1) -> None:
+    paths = sorted(folder.rglob(pattern))
+    assert len(paths) >= count
+    for path in paths[:count]:
+        path.unlink()
+
+
+BROKEN = {
+    'no json': ('coco', lambda at: unlink_some(at, 'instances_val2017.json'), "there is no '.*instances_val2017.json'"),
+    'cut json': (
+        'coco',
+        lambda at: cut(at / 'annotations/instances_val2017.json'),
+        r'not complete COCO JSON \(JSONDecodeError',
+    ),
+    'other json': ('coco', lambda at: rewrite_coco(at, dict.clear), r"not complete COCO JSON \(KeyError: 'images'"),
+    'no images listed': ('coco', lambda at: rewrite_coco(at, lambda json: json.update(images=[])), 'lists no images'),
+    'no image folder': ('coco', lambda at: shutil.rmtree(at / 'val2017'), "there is no folder '.*val2017/'"),
+    'missing images': (
+        'coco',
+        lambda at: unlink_some(at / 'val2017', '*.jpg', 3),
+        r"3 of the 4 images are missing in '.*val2017/', such as '.*1\.jpg'",
+    ),
+    'no root': ('coco', shutil.rmtree, "there is no '.*instances_val2017.json'"),
+    'no images': ('ade20k', lambda at: unlink_some(at / 'images/validation', '*', 4), "no file in .* ends in '.jpg'"),
+    'no label folder': ('ade20k', lambda at: shutil.rmtree(at / 'annotations'), "no folder '.*annotations/validation'"),
+    'missing label maps': (
+        'ade20k',
+        lambda at: unlink_some(at / 'annotations/validation', '*', 2),
+        '2 of the 4 images have no label map in',
+    ),
+    'no train ids': (
+        'cityscapes',
+        lambda at: unlink_some(at / 'gtFine/val', '*labelTrainIds.png', 4),
+        '(?s)4 of the 4 images have no label map.*createTrainIdLabelImgs.py',
+    ),
+}
+
+
+@pytest.mark.parametrize('case', BROKEN)
+@pytest.mark.parametrize('wrapped', [False, True], ids=['bare', 'wrapped'])
+def test_a_broken_layout_is_one_clear_error(case: str, wrapped: bool, worlds: Path, tmp_path: Path) -> None:
+    world, spoil, message = BROKEN[case]
+    folder = tmp_path / FOLDERS[world]
+    shutil.copytree(worlds / FOLDERS[world], folder)
+    spoil(folder)
+    dataset = config(world, tmp_path)
+    if wrapped:
+        dataset = dict(type='mmsoft.SeededDataset', dataset=dict(type='RepeatDataset', times=2, dataset=dataset))
+    with pytest.raises(DataError, match=message) as caught:
+        check(dataset, SCOPES[world])
+    text = str(caught.value)
+    assert text.startswith(f'{config(world, tmp_path)["type"]} at {str(folder)!r}'.removesuffix("'"))
+    for part in ('Expected, as for mm', FOLDERS[world], 'MMSOFT_DATA', '--demo'):
+        assert part in text
+
+
+def test_remarks_count_what_is_not_trained_on(worlds: Path, tmp_path: Path) -> None:
+    shutil.copytree(worlds / 'coco', tmp_path / 'coco')
+    shutil.copytree(worlds / FOLDERS['ade20k'], tmp_path / FOLDERS['ade20k'])
+
+    def spoil(content: dict) -> None:
+        first = content['annotations'][0]
+        changes = [
+            dict(bbox=[5, 5, 0, 9]),
+            dict(area=0),
+            dict(bbox=[96, 3, 9, 9]),
+            dict(bbox=[3, -20, 9, 20]),
+            dict(category_id=1234),
+            dict(image_id=99),
+        ]
+        content['annotations'] += [{**first, 'id': 1000 + i, **change} for i, change in enumerate(changes)]
+
+    rewrite_coco(tmp_path / 'coco', spoil)
+    remarks = check(config('coco', tmp_path))
+    assert sorted(remark.split(': ', 1)[1] for remark in remarks) == [
+        '1 boxes of a class that the data set does not have: not trained on',
+        '1 boxes of an image that is not listed: not trained on',
+        '2 boxes outside of its image: not trained on',
+        '2 boxes with no area: not trained on',
+    ]
+    unlink_some(tmp_path / FOLDERS['ade20k'] / 'images/validation', '*', 3)
+    (remark,) = check(config('ade20k', tmp_path), 'mmseg')
+    assert remark.startswith('3 label maps in ')
+
+
+def test_an_unknown_type_is_named() -> None:
+    with pytest.raises(ValueError, match="type 'CoccoDataset' is not registered in 'mmdet'"):
+        check(dict(type='CoccoDataset'))

@@ -1,0 +1,173 @@
+"""Odd files are read; broken ones are skipped or blank, and on record."""
+
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import TRANSFORMS
+from PIL import Image
+from small_worlds import FORK, SIZE, build, config, cut, rewrite_coco, safely
+
+from mmsoft.datasets.miniature import FOLDERS
+from mmsoft.datasets.reading import ReadSafely, read_faults
+
+
+def odd_images(folder: Path) -> dict[str, Path]:
+    """Files that are unusual and sound."""
+    rng = np.random.default_rng(0)
+    colour = Image.fromarray(rng.integers(0, 256, (*SIZE, 3), dtype=np.uint8))
+    rotated = Image.Exif()
+    rotated[0x0112] = 6  # orientation: turn by 90 degrees
+    paths = {name: folder / f'{name}' for name in ('grey.jpg', 'cmyk.jpg', 'rgba.png', 'palette.png', 'exif.jpg')}
+    for name, mode in (('grey.jpg', 'L'), ('cmyk.jpg', 'CMYK'), ('rgba.png', 'RGBA'), ('palette.png', 'P')):
+        colour.convert(mode).save(paths[name])
+    colour.save(paths['exif.jpg'], exif=rotated)
+    paths['deep.png'] = folder / 'deep.png'
+    assert cv2.imwrite(str(paths['deep.png']), rng.integers(0, 2**16, (*SIZE, 3), dtype=np.uint16))
+    return paths
+
+
+def test_odd_images_are_read_as_without_the_wrapper(tmp_path: Path) -> None:
+    loader = dict(type='LoadImageFromFile')
+    wrapped = ReadSafely(loader, record=str(tmp_path / 'faults'), training=True)
+    shapes = {}
+    for name, path in odd_images(tmp_path).items():
+        expected = TRANSFORMS.build(loader)(dict(img_path=str(path)))
+        found = wrapped(dict(img_path=str(path)))
+        assert found.keys() == expected.keys()
+        assert np.array_equal(found['img'], expected['img'])
+        shapes[name] = found['img'].shape
+    assert shapes.pop('exif.jpg') == (SIZE[1], SIZE[0], 3)
+    assert set(shapes.values()) == {(*SIZE, 3)}
+    assert len(shapes) == 5
+    assert read_faults(tmp_path / 'faults') == {}
+
+
+def test_an_image_without_objects_is_no_fault(worlds: Path, tmp_path: Path) -> None:
+    shutil.copytree(worlds / 'coco', tmp_path / 'coco')
+    rewrite_coco(tmp_path / 'coco', lambda content: content.update(annotations=[]))
+    pipeline = safely(config('coco', tmp_path)['pipeline'], tmp_path / 'faults', training=True)
+    dataset = build('coco', tmp_path, pipeline=pipeline)
+    assert [len(dataset[index]['data_samples'].gt_instances) for index in range(4)] == [0] * 4
+    assert read_faults(tmp_path / 'faults') == {}
+
+
+SPOIL = dict(
+    truncated=cut,
+    empty=lambda path: path.write_bytes(b''),
+    text=lambda path: path.write_text('<html>404</html>'),
+    missing=Path.unlink,
+)
+
+
+@pytest.mark.parametrize('spoil', SPOIL)
+@pytest.mark.parametrize('world', ['coco', 'ade20k'])
+def test_a_broken_image_is_skipped_in_training_and_black_in_evaluation(
+    world: str, spoil: str, worlds: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(worlds / FOLDERS[world], tmp_path / FOLDERS[world])
+    record = tmp_path / 'work' / 'faults.jsonl'  # the folder comes with the first fault
+    pipeline = config(world, tmp_path)['pipeline']
+    training = build(world, tmp_path, pipeline=safely(pipeline, record, training=True))
+    testing = build(world, tmp_path, pipeline=safely(pipeline, record, training=False), test_mode=True)
+    path = Path(training.get_data_info(1)['img_path'])
+    truth = testing[1]['data_samples']
+    SPOIL[spoil](path)
+    samples = [training[index] for index in range(4)]
+    assert all(sample['data_samples'].img_path != str(path) for sample in samples)
+    assert list(read_faults(record)) == [str(path)]
+    sample = testing[1]
+    assert sample['inputs'].shape == (3, *SIZE)
+    assert not sample['inputs'].any()
+    if world == 'coco':
+        assert len(sample['data_samples'].gt_instances) == len(truth.gt_instances) > 0
+    else:
+        assert torch.equal(sample['data_samples'].gt_sem_seg.data, truth.gt_sem_seg.data)
+    assert list(read_faults(record)) == [str(path)]
+
+
+SPOIL_LABELS = dict(
+    SPOIL,
+    size=lambda path: cv2.imwrite(str(path), np.ones((32, 96), np.uint8)),
+    colours=lambda path: cv2.imwrite(str(path), np.ones((*SIZE, 3), np.uint8)),
+)
+
+
+@pytest.mark.parametrize('spoil', SPOIL_LABELS)
+def test_a_broken_label_map_is_skipped_in_training_and_ignored_in_evaluation(
+    spoil: str, worlds: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(worlds / FOLDERS['ade20k'], tmp_path / FOLDERS['ade20k'])
+    record, pipeline = tmp_path / 'faults', config('ade20k', tmp_path)['pipeline']
+    training = build('ade20k', tmp_path, pipeline=safely(pipeline, record, training=True))
+    testing = build('ade20k', tmp_path, pipeline=safely(pipeline, record, training=False), test_mode=True)
+    info = training.get_data_info(2)
+    SPOIL_LABELS[spoil](Path(info['seg_map_path']))
+    assert all(training[index]['data_samples'].img_path != info['img_path'] for index in range(4))
+    sample = testing[2]
+    assert sample['inputs'].any()
+    assert sample['data_samples'].gt_sem_seg.data.shape == (1, *SIZE)
+    assert sample['data_samples'].gt_sem_seg.data.unique().tolist() == [255]
+    assert list(read_faults(record)) == [info['seg_map_path']]
+    if spoil != 'size':
+        Path(info['img_path']).write_bytes(b'')  # now neither tells the labels' size
+        assert testing[2]['data_samples'].gt_sem_seg.data.unique().tolist() == [255]
+
+
+@pytest.mark.parametrize('training', [True, False])
+def test_labels_out_of_range_are_ignored_and_recorded(training: bool, worlds: Path, tmp_path: Path) -> None:
+    record = tmp_path / 'faults'
+    pipeline = safely(config('cityscapes', worlds)['pipeline'], record, training, num_classes=10)
+    plain, wrapped = build('cityscapes', worlds), build('cityscapes', worlds, pipeline=pipeline)
+    for index in range(len(plain)):
+        expected = plain[index]['data_samples'].gt_sem_seg.data
+        found = wrapped[index]['data_samples'].gt_sem_seg.data
+        assert torch.equal(found, torch.where(expected >= 10, 255, expected))
+    assert 'pixels have labels such as [10' in next(iter(read_faults(record).values()))
+    lines = record.read_text()
+    assert wrapped[0]
+    assert record.read_text() == lines  # each file once
+
+
+def test_what_is_not_the_files_fault_is_an_error(worlds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = dict(record=str(tmp_path / 'faults'), training=True)
+    with pytest.raises(TypeError, match='colour_type'):
+        ReadSafely(dict(type='LoadImageFromFile', colour_type='color'), **options)
+    misspelt = dict(type='LoadImageFromFile', color_type='colour')
+    dataset = build('coco', worlds, pipeline=[dict(type='mmsoft.ReadSafely', loader=misspelt, **options)])
+    with pytest.raises(RuntimeError, match=r"100 times in a row.*KeyError: 'colour'"):
+        dataset[0]
+    wrapped = ReadSafely(dict(type='LoadImageFromFile'), **options)
+
+    def exhaust(results: dict) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(wrapped, 'loader', exhaust)
+    with pytest.raises(MemoryError):
+        wrapped(dict(img_path='x'))
+
+
+def _record_many(record: str, name: str) -> None:
+    transform = ReadSafely(dict(type='LoadImageFromFile'), record, training=True)
+    for number in range(80):
+        assert transform(dict(img_path=f'{name}-{number}-' + 'é' * 100)) is None
+
+
+def test_records_of_several_processes_and_a_line_cut_by_a_kill(tmp_path: Path) -> None:
+    record = tmp_path / 'faults'
+    writers = [FORK.Process(target=_record_many, args=(str(record), n)) for n in 'ab']
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    faults = read_faults(record)
+    assert len(faults) == 160
+    assert all('FileNotFoundError' in fault for fault in faults.values())
+    cut_line = record.read_bytes()[:-30]
+    record.write_bytes(cut_line)
+    assert len(read_faults(record)) == 159
+    assert read_faults(tmp_path / 'none') == {}
