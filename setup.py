@@ -10,12 +10,12 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 # What an installed package carries besides its modules, where OpenMMLab's tools look for it.
-DATA = ('tools',)
+DATA = ('tools', 'configs')
 NOT_SHIPPED = shutil.ignore_patterns('__pycache__', 'install.sh', 'requirements_classic.txt')  # for checkouts only
 
 
 class BuildWithData(build_py):
-    """Copies the tools to ``mmsoft/.mim`` of the built package."""
+    """Copies tools and configs to ``mmsoft/.mim`` of the built package."""
 
     def run(self) -> None:
         super().run()

@@ -1,12 +1,13 @@
 """Linear-complexity attention backbones for dense vision."""
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 __version__ = '0.1.0'
 
 _MODELS = ('SOFT', 'SOFTClassifier')
-_ROOMS = ('checkpoints', 'datasets', 'engine', 'layers', 'models', 'ops', 'registry', 'versions')
+_ROOMS = ('checkpoints', 'datasets', 'engine', 'layers', 'models', 'ops', 'registry', 'versions', 'visualization')
 
 
 def __getattr__(name: str) -> Any:
@@ -16,3 +17,15 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f'mmsoft.{name}')
     raise AttributeError(f'module mmsoft has no attribute {name!r}; it has {", ".join(_MODELS + _ROOMS)}')
+
+
+def config_path(name: str) -> str:
+    """A shipped config's path, for ``_base_ = __import__('mmsoft').config_path('retinanet_soft_pp_small_1x_coco')``."""
+    package = Path(__file__).parent
+    # beside the package in a checkout, inside it once installed
+    folder = next(path for path in (package / '.mim' / 'configs', package.parent / 'configs') if path.is_dir())
+    path = folder / (name if name.endswith('.py') else f'{name}.py')
+    if not path.is_file():
+        known = ', '.join(sorted(file.stem for file in folder.glob('*.py')))
+        raise FileNotFoundError(f'mmsoft has no config {name!r}; it has {known}')
+    return str(path)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import MINI
 from mmengine.config import Config
+from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
+from small_runs import narrow_model
 
 import mmsoft
 from mmsoft.engine.config import check_pretrained, load_config, without_pretrained
@@ -35,26 +36,7 @@ def build(cfg, narrow=False):
     without_pretrained(cfg)
     if narrow:
         narrow_model(cfg.model)
-    return MODELS.build(cfg.model)
-
-
-def narrow_model(model):
-    dims = list(MINI['dims'])
-    model.backbone.arch = MINI
-    if 'neck' in model:
-        model.neck.update(in_channels=dims, out_channels=32)
-        for head in (model.get('bbox_head'), model.get('rpn_head')):
-            if head:
-                head.update(in_channels=32, feat_channels=32)
-        if 'roi_head' in model:
-            for extractor in (model.roi_head.bbox_roi_extractor, model.roi_head.mask_roi_extractor):
-                extractor.out_channels = 32
-            model.roi_head.bbox_head.update(in_channels=32, fc_out_channels=32)
-            model.roi_head.mask_head.update(in_channels=32, conv_out_channels=32)
-    else:
-        for head in (model.decode_head, model.auxiliary_head):
-            head.update(channels=32, norm_cfg=dict(type='BN'))
-        model.decode_head.in_channels, model.auxiliary_head.in_channels = dims, dims[2]
+    return revert_sync_batchnorm(MODELS.build(cfg.model))  # no SyncBN on a CPU
 
 
 def test_there_are_configs():
