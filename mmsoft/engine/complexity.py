@@ -1,8 +1,16 @@
 """Multiply-adds, counted in full as the operators run."""
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+NOT_COUNTED = 'norms, activations, resizing, RoIAlign and NMS'
 
 
 def _attention_flops(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *_, **__) -> int:
@@ -11,21 +19,141 @@ def _attention_flops(query: tuple[int, ...], key: tuple[int, ...], value: tuple[
     return 2 * torch.Size(batch).numel() * queries * key[-2] * (width + value[-1])
 
 
-def count_macs(model: nn.Module, *shape: int) -> int:
-    """Multiply-adds of one forward pass on a zero input of this shape.
-
-    The counter sits below autograd and sees every product, Newton's steps and fused attention
-    included, where a counter of modules sees none of these.
-    """
-    device = next(model.parameters()).device
+def _counter() -> FlopCounterMode:
+    """It sits below autograd and sees every product, Newton's steps and fused attention included."""
     mapping = {}
     if hasattr(torch.ops.aten, '_scaled_dot_product_flash_attention_for_cpu'):
         mapping[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu] = _attention_flops
+    return FlopCounterMode(display=False, custom_mapping=mapping)
+
+
+def count_macs(model: nn.Module, *shape: int) -> int:
+    """Multiply-adds of one forward pass on a zero input of this shape; a counter of modules would miss many."""
+    device = next(model.parameters()).device
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        with torch.no_grad(), _counter() as counter:
             model(torch.zeros(*shape, device=device))
     finally:
         model.train(training)
     return counter.get_total_flops() // 2
+
+
+class Part(NamedTuple):
+    """A part of a detector or segmentor; ``macs`` is None where it does not run in testing."""
+
+    name: str
+    parameters: int
+    macs: int | None
+
+
+def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[list[Part], list[str]]:
+    """Parts of the config's model, ``total`` last, at one image of (height, width), and remarks.
+
+    The names of parts within another part are indented; the others add up to the total. Neither
+    data nor weights are needed, and no numbers are computed: shapes are enough.
+    """
+    from mmengine.model import revert_sync_batchnorm
+    from mmengine.registry import MODELS, init_default_scope
+
+    from .config import without_pretrained
+
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    without_pretrained(cfg)
+    model = revert_sync_batchnorm(MODELS.build(cfg.model)).eval().to('meta')
+    height, width = shape or input_shape(cfg)
+    multiple = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
+    padded = [-(-side // multiple) * multiple for side in (height, width)]
+    remarks = [
+        f'one image of {height} x {width}' + f', padded to {padded[0]} x {padded[1]}' * (padded != [height, width])
+    ]
+    modules = dict(_parts(model))
+    macs = {}
+    with torch.no_grad(), _counter() as counter:
+        for name, module in modules.items():
+            _watch(module, name, counter, macs)
+        remarks += _run(model, torch.zeros(1, 3, *padded, device='meta'))
+    parts = [Part(name, _size(module), macs.get(name)) for name, module in modules.items()]
+    idle = [part.name for part in parts if part.macs is None]
+    if idle:
+        remarks.append(f'{", ".join(idle)}: for training, does not run in testing')
+    remarks.append(f"all products of attention and of Newton's steps are counted; {NOT_COUNTED} are not")
+    return [*parts, Part('total', _size(model), counter.get_total_flops() // 2)], remarks
+
+
+def input_shape(cfg: 'Config') -> tuple[int, int]:
+    """(height, width) to which the test pipeline resizes.
+
+    Where its long side is over twice the short one, as ADE20K's 2048 x 512, it is a bound that images do
+    not reach: then the short side squared.
+    """
+    from .config import pipelines, walk_dicts
+
+    for step in walk_dicts(next(pipelines(cfg.test_dataloader.dataset))):
+        if 'scale' in step:
+            short, long = sorted(step.scale)
+            return (short, short) if long > 2 * short else tuple(step.scale[::-1])
+    raise ValueError('the test pipeline has no step with a scale: give --shape HEIGHT WIDTH')
+
+
+def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Children with parameters by name; RoI heads in their parts, and the backbone's stages indented after it."""
+    for name, module in model.named_children():
+        if name == 'roi_head':
+            yield from ((f'{name}.{part}', inner) for part, inner in module.named_children() if _size(inner))
+        elif _size(module):
+            yield name, module
+            if isinstance(stages := getattr(module, 'stages', None), nn.ModuleList):
+                yield from ((f'  stage {number}', stage) for number, stage in enumerate(stages, start=1))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _watch(module: nn.Module, name: str, counter: FlopCounterMode, macs: dict[str, int]) -> None:
+    """Add what runs within ``module.forward`` to ``macs[name]``; heads call it without the hooks of a module."""
+    forward = module.forward
+
+    def watched(*args, **kwargs):
+        before = counter.get_total_flops()
+        outputs = forward(*args, **kwargs)
+        macs[name] = macs.get(name, 0) + (counter.get_total_flops() - before) // 2
+        return outputs
+
+    module.forward = watched
+
+
+def _run(model: nn.Module, images: Tensor) -> list[str]:
+    """The forward pass without what depends on values (B, 3, H, W); what was assumed in their place."""
+    if not getattr(model, 'with_roi_head', False):
+        model(images, mode='tensor')
+        return []
+    from mmengine.structures import InstanceData
+
+    features = model.extract_feat(images)
+    model.rpn_head(features)
+    for extractor in (m for m in model.roi_head.modules() if hasattr(m, 'roi_layers')):
+        _give_zeros(extractor)
+    proposals = images.new_zeros(model.test_cfg.rpn.max_per_img, 4)
+    # without predictions, mmdet gives the mask head the first 100 proposals
+    model.roi_head.forward(features, [InstanceData(bboxes=proposals)], None)
+    masks = f', and {min(100, len(proposals))} masks' if model.roi_head.with_mask else ''
+    return [f'{len(proposals)} proposals, the most that the config permits{masks}']
+
+
+def _give_zeros(extractor: nn.Module) -> None:
+    """Features of regions (n, C, h, w) without the operator, which needs values."""
+    size = extractor.roi_layers[0].output_size
+    extractor.forward = lambda features, rois, *_, **__: features[0].new_zeros(len(rois), extractor.out_channels, *size)
+
+
+def parts_table(parts: list[Part], remarks: list[str]) -> str:
+    """A Markdown table in millions and billions, and the remarks."""
+    lines = ['| part | parameters, M | multiply-adds, G |', '|---|---|---|']
+    for name, parameters, macs in parts:
+        lines.append(
+            f'| {name.replace("  ", "- ")} | {parameters / 1e6:.2f} | {"-" if macs is None else f"{macs / 1e9:.2f}"} |'
+        )
+    return '\n'.join([*lines, '', *remarks])

@@ -1,0 +1,48 @@
+"""What the model sees of a data set: samples after the pipeline, drawn with their annotations."""
+
+from pathlib import Path
+
+import mmcv
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import DATASETS, init_default_scope
+from mmengine.runner import set_random_seed
+
+from mmsoft.visualization import contact_sheet, draw_sample
+
+from .config import check_data, pipelines
+
+
+def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 20, demo: bool = False) -> Path:
+    """Draw ``count`` samples, spread evenly over the data set of ``mode``; the path of the sheet with all of them."""
+    if count < 1:
+        raise ValueError(f'--count must be 1 or more; got {count}')
+    if demo:
+        from .demo import overlay
+
+        overlay(cfg)
+    for remark in check_data(cfg, mode):
+        print(remark)
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    config = cfg[f'{mode}_dataloader'].dataset
+    for pipeline in pipelines(config):
+        _annotations_first(pipeline)
+    dataset = DATASETS.build(config)
+    set_random_seed(0)
+    drawings, titles = [], []
+    for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int).tolist():
+        packed = dataset[index]
+        image = packed['inputs'].permute(1, 2, 0).numpy()
+        titles.append(f'{index} {Path(packed["data_samples"].img_path).stem}')
+        drawings.append(draw_sample(image, packed['data_samples'], dataset.metainfo, truth=True))
+        mmcv.imwrite(drawings[-1], str(Path(out_dir, f'{titles[-1].replace(" ", "_")}.png')))
+    sheet = Path(out_dir, 'sheet.png')
+    contact_sheet(drawings, sheet, titles=titles)
+    return sheet
+
+
+def _annotations_first(pipeline: list) -> None:
+    """Test pipelines load annotations after resizing, at the size of the file; here they are resized with the image."""
+    names = [step.type.split('.')[-1] for step in pipeline]
+    if 'LoadAnnotations' in names:
+        pipeline.insert(1, pipeline.pop(names.index('LoadAnnotations')))

@@ -1,0 +1,260 @@
+"""Predictions for pictures and videos: results that other programs read, and drawings."""
+
+import glob
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import mmcv
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import DATASETS, MODELS, TRANSFORMS, init_default_scope
+from rich.progress import Progress
+from torch import nn
+
+from mmsoft.checkpoints import load_weights, read_checkpoint, read_state_dict
+from mmsoft.datasets.layout import leaf_datasets
+from mmsoft.versions import require
+from mmsoft.visualization import draw_sample
+
+from .config import pipelines, without_pretrained
+
+PICTURES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.jp2')
+VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg', '.wmv')
+# Where a model keeps the head that tells the number of classes.
+_HEADS = ('decode_head', 'bbox_head', 'roi_head.bbox_head', 'mask_head')
+
+
+def load_model(
+    cfg: Config, checkpoint: str | Path, device: str = 'auto', trust: bool = False
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The config's model with every weight of the checkpoint, ready to predict, and its classes and palette."""
+    if device == 'auto':
+        device = 'cuda:0' if torch.cuda.is_available() else 'cpu'
+    if device.startswith('cuda') and not torch.cuda.is_available():
+        raise ValueError(f'--device {device}: torch {torch.__version__} finds no GPU; use cpu or auto')
+    scope = cfg.get('default_scope', 'mmengine')
+    require('mmcv', scope)
+    init_default_scope(scope)
+    without_pretrained(cfg)
+    content = read_checkpoint(checkpoint, trust)
+    model = revert_sync_batchnorm(MODELS.build(cfg.model))  # the same in evaluation, and it runs everywhere
+    load_weights(model, read_state_dict(content), source=str(checkpoint))
+    return model.to(device).eval(), _meta(cfg, content, model)
+
+
+def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
+    """Class names and colours: the checkpoint's, the config's, those of the data set's class, or numbers."""
+    saved = content.get('meta') if isinstance(content, Mapping) else None
+    meta = {str(key).lower(): value for key, value in dict((saved or {}).get('dataset_meta') or {}).items()}
+    source = 'the checkpoint'
+    if not meta.get('classes'):
+        leaf = next(leaf_datasets(cfg.test_dataloader.dataset))
+        with DATASETS.switch_scope_and_registry(None) as registry:  # the default scope's
+            meta = {**getattr(registry.get(leaf.type), 'METAINFO', {}), **leaf.get('metainfo', {})}
+        source = f'the data set {leaf.type}'
+    modules = dict(model.named_modules())
+    head = next(modules[name] for name in _HEADS if name in modules)
+    count = (head[-1] if isinstance(head, nn.ModuleList) else head).num_classes
+    classes = tuple(meta.get('classes') or (f'class {index}' for index in range(count)))
+    if len(classes) != count:
+        raise ValueError(
+            f'the model has {count} classes, but {source} names {len(classes)}; '
+            "name the model's with test_dataloader.dataset.metainfo.classes in the config"
+        )
+    return dict(classes=classes, palette=meta.get('palette'))
+
+
+def find_inputs(inputs: Sequence[str], skip: Sequence[Path] = ()) -> dict[str, Path]:
+    """Pictures and videos of paths, folders and glob patterns, by their paths below a common folder.
+
+    Folders and patterns give files with known suffixes that are not below the folders to ``skip``.
+    """
+    found, skip = [], {folder.absolute() for folder in skip}
+    for entry in inputs:
+        path = Path(entry).expanduser()
+        if path.is_file():
+            kept = [path.absolute()]
+        else:
+            # glob.glob, as pathlib's takes no absolute patterns
+            files = path.rglob('*') if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
+            files = [file.absolute() for file in files if file.suffix.lower() in PICTURES + VIDEOS and file.is_file()]
+            kept = sorted(file for file in files if skip.isdisjoint(file.parents))
+        if not kept:
+            raise FileNotFoundError(
+                f'input {entry!r}: no picture or video there (working directory {str(Path.cwd())!r}); give a file, '
+                f'a folder or a quoted glob pattern of files that end in {", ".join(PICTURES + VIDEOS)}'
+            )
+        found += (Path(os.path.normpath(file)) for file in kept)
+    root = os.path.commonpath([file.parent for file in found])
+    return {str(file.relative_to(root)): file for file in found}
+
+
+class Summary(NamedTuple):
+    """Number of pictures and frames that were read, and the files that were not: file -> reason."""
+
+    read: int
+    unreadable: dict[str, str]
+
+
+def predict(
+    cfg: Config,
+    checkpoint: str,
+    inputs: Sequence[str],
+    out_dir: str | Path,
+    device: str = 'auto',
+    score_thr: float = 0.3,
+    trust: bool = False,
+    drawings: bool = True,
+) -> Summary:
+    """Write ``results.json`` and ``categories.json``, or ``labels/*.png``; with ``drawings`` also ``drawn/``.
+
+    Label maps have the names of their pictures, with the suffix where a.jpg and a.png are both there.
+    """
+    out_dir = Path(out_dir)
+    files = find_inputs(inputs, skip=[out_dir / 'drawn', out_dir / 'labels'])
+    out_dir.mkdir(parents=True, exist_ok=True)
+    model, meta = load_model(cfg, checkpoint, device, trust)
+    run = _Predictor(cfg, model, meta, out_dir, score_thr if drawings else None, list(files))
+    with Progress() as progress:
+        task = progress.add_task('predicting', total=sum(map(_steps, files.values())))
+        for name, file in files.items():
+            for _ in run.video(name, file) if _is_video(file) else run.picture(name, file):
+                progress.advance(task)
+    run.finish()
+    return Summary(run.count, run.unreadable)
+
+
+def _is_video(file: Path) -> bool:
+    return file.suffix.lower() in VIDEOS
+
+
+def _steps(file: Path) -> int:
+    """How many pictures a file promises."""
+    return int(cv2.VideoCapture(str(file)).get(cv2.CAP_PROP_FRAME_COUNT)) if _is_video(file) else 1
+
+
+class _Predictor:
+    """Predicts one picture after the other and writes what it finds."""
+
+    def __init__(
+        self, cfg: Config, model: nn.Module, meta: dict, folder: Path, score_thr: float | None, names: list[str]
+    ) -> None:
+        self.model, self.meta, self.folder, self.score_thr = model, meta, folder, score_thr
+        steps = [step for step in next(pipelines(cfg.test_dataloader.dataset)) if 'LoadAnnotations' not in step.type]
+        self.load, self.prepare = TRANSFORMS.build(steps[0]), Compose(steps[1:])
+        stems = {str(Path(name).with_suffix('')) for name in names}
+        self.suffixes_matter = len(stems) < len(names)
+        self.count, self.unreadable, self.results, self.is_detector = 0, {}, [], not hasattr(model, 'decode_head')
+        if self.is_detector:
+            self.category_ids, self.ids_from = category_ids(cfg, meta['classes'])
+
+    def picture(self, name: str, file: Path) -> Iterator[None]:
+        """Predict a picture; one step."""
+        try:
+            image = self.load(dict(img_path=str(file)))['img']
+        except Exception as error:  # decoders fail in ways of their own
+            self.unreadable[str(file)] = str(error).strip() or type(error).__name__
+            yield
+            return
+        drawn = self._predict(image, name)
+        if drawn is not None:
+            target = self.folder / 'drawn' / name
+            mmcv.imwrite(drawn, str(target if cv2.haveImageWriter(name) else f'{target}.png'))
+        yield
+
+    def video(self, name: str, file: Path) -> Iterator[None]:
+        """Predict a video; a step a frame."""
+        capture, writer = cv2.VideoCapture(str(file)), None
+        rate = capture.get(cv2.CAP_PROP_FPS) or 25
+        frame = 0
+        while True:
+            found, image = capture.read()
+            if not found:
+                break
+            drawn = self._predict(image, name, frame)
+            if drawn is not None:
+                writer = writer or self._video_writer(name, rate, image.shape[1::-1])
+                writer.write(drawn)
+            frame += 1
+            yield
+        capture.release()
+        if writer is not None:
+            writer.release()
+        if frame == 0:
+            self.unreadable[str(file)] = 'no frame can be decoded'
+
+    def _video_writer(self, name: str, rate: float, size: tuple[int, int]) -> cv2.VideoWriter:
+        target = self.folder / 'drawn' / (name if name.endswith('.mp4') else f'{name}.mp4')
+        target.parent.mkdir(parents=True, exist_ok=True)
+        writer = cv2.VideoWriter(str(target), cv2.VideoWriter_fourcc(*'mp4v'), rate, size)
+        if not writer.isOpened():
+            raise OSError(f'OpenCV cannot write {str(target)!r}; use --no-drawings, or an OpenCV that writes mp4')
+        return writer
+
+    def _predict(self, image: np.ndarray, name: str, frame: int | None = None) -> np.ndarray | None:
+        """Keep the results of an image (H, W, 3), and give the drawing of them if wanted."""
+        shape = image.shape[:2]
+        data = self.prepare(dict(img=image, img_path=name, img_id=self.count, img_shape=shape, ori_shape=shape))
+        with torch.no_grad():
+            (sample,) = self.model.test_step({key: [value] for key, value in data.items()})
+        self.count += 1
+        if self.is_detector:
+            place = dict(image_id=self.count, file_name=name, **({} if frame is None else dict(frame=frame)))
+            self.results += [dict(**place, **entry) for entry in self._detections(sample.pred_instances)]
+        else:
+            self._write_labels(sample.pred_sem_seg.data, name, frame)
+        return None if self.score_thr is None else draw_sample(image, sample, self.meta, self.score_thr)
+
+    def _detections(self, instances: Any) -> Iterator[dict[str, Any]]:
+        """Entries of COCO's result format."""
+        from mmdet.structures.mask import encode_mask_results
+
+        instances = instances.cpu().numpy()
+        rles = encode_mask_results(instances.masks) if 'masks' in instances else [None] * len(instances)
+        for (x1, y1, x2, y2), label, score, rle in zip(
+            instances.bboxes.tolist(), instances.labels.tolist(), instances.scores.tolist(), rles, strict=True
+        ):
+            entry = dict(category_id=self.category_ids[label], bbox=[x1, y1, x2 - x1, y2 - y1], score=score)
+            yield entry if rle is None else dict(**entry, segmentation=dict(rle, counts=rle['counts'].decode()))
+
+    def _write_labels(self, labels: torch.Tensor, name: str, frame: int | None) -> None:
+        """Class indices (1, H, W) as a PNG of 8 bits, or 16 where there are more than 256 classes."""
+        target = self.folder / 'labels' / (name if self.suffixes_matter else Path(name).with_suffix(''))
+        target = Path(f'{target}.png') if frame is None else target / f'{frame:06d}.png'
+        kind = np.min_scalar_type(len(self.meta['classes']) - 1)
+        mmcv.imwrite(labels[0].cpu().numpy().astype(kind), str(target))
+
+    def finish(self) -> None:
+        """Write what comes in one file."""
+        if not self.is_detector:
+            return
+        names = zip(self.category_ids, self.meta['classes'], strict=True)
+        categories = dict(ids_from=self.ids_from, categories=[dict(id=number, name=name) for number, name in names])
+        (self.folder / 'results.json').write_text(json.dumps(self.results))
+        (self.folder / 'categories.json').write_text(json.dumps(categories, indent=1) + '\n')
+
+
+def category_ids(cfg: Config, classes: Sequence[str]) -> tuple[list[int], str]:
+    """The data set's category ids of these classes, and where they come from."""
+    leaf = next(leaf_datasets(cfg.test_dataloader.dataset))
+    annotations = Path(leaf.get('data_root') or '', leaf.get('ann_file') or '')
+    if annotations.is_file() and annotations.suffix == '.json':
+        ids = {entry['name']: entry['id'] for entry in json.loads(annotations.read_bytes())['categories']}
+        if ids.keys() >= set(classes):
+            return [ids[name] for name in classes], str(annotations)
+    from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
+
+    # the list that torchvision's COCO detectors index by category id
+    coco = {name: i for i, name in enumerate(RetinaNet_ResNet50_FPN_Weights.COCO_V1.meta['categories'])}
+    if coco.keys() - {'__background__', 'N/A'} == set(classes):
+        return [coco[name] for name in classes], 'COCO'
+    return list(
+        range(1, len(classes) + 1)
+    ), 'the order of the classes, counted from 1: no annotation file tells the ids'

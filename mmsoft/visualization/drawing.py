@@ -1,0 +1,70 @@
+"""Samples of detectors and segmentors drawn on their images."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import mmcv
+import numpy as np
+
+CELL = 480  # longest side of a cell of a contact sheet
+TITLE, GAP = 24, 4  # height of a title, space between cells
+
+
+def draw_sample(
+    image: np.ndarray, sample: Any, meta: Mapping[str, Any], score_thr: float = 0.3, truth: bool = False
+) -> np.ndarray:
+    """The BGR ``image`` (H, W, 3) with the predictions of a DetDataSample or SegDataSample, or its ground truth.
+
+    ``meta`` holds the data set's ``classes`` and, where it has colours of its own, ``palette``.
+    """
+    options = dict(draw_gt=truth, draw_pred=not truth)
+    if type(sample).__name__ == 'SegDataSample':
+        from mmseg.visualization import SegLocalVisualizer
+
+        visualizer = SegLocalVisualizer(name='drawing', alpha=0.5)  # built directly, it does not become the current one
+    else:
+        from mmdet.visualization import DetLocalVisualizer
+
+        visualizer = DetLocalVisualizer(name='drawing')
+        options['pred_score_thr'] = score_thr
+        sample = sample.cpu()
+        if truth and hasattr(sample.gt_instances.bboxes, 'tensor'):
+            sample.gt_instances.bboxes = sample.gt_instances.bboxes.tensor
+    palette = meta.get('palette')
+    if palette is None or isinstance(palette, str):  # the name of one that only mmdet has
+        palette = np.random.default_rng(0).integers(256, size=(len(meta['classes']), 3)).tolist()
+    visualizer.dataset_meta = dict(classes=meta['classes'], palette=[tuple(colour) for colour in palette])
+    rgb = np.ascontiguousarray(mmcv.bgr2rgb(image))
+    visualizer.set_image(rgb)  # what is left if there is nothing to draw
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', message='.*out of bounds')  # boxes may touch the border
+        visualizer.add_datasample('drawing', rgb, sample, **options)
+    return mmcv.rgb2bgr(visualizer.get_image())
+
+
+def contact_sheet(
+    images: Sequence[np.ndarray], path: str | Path, columns: int = 4, titles: Sequence[str] | None = None
+) -> None:
+    """Write one picture of many BGR images (H, W, 3), each scaled to fit a cell; the cells are equal."""
+    if not images:
+        raise ValueError(f'no images for the contact sheet {str(path)!r}')
+    tallest, widest = (max(image.shape[axis] for image in images) for axis in (0, 1))
+    shrink = min(1.0, CELL / max(tallest, widest))
+    height, width = round(tallest * shrink), round(widest * shrink)
+    top = TITLE if titles else 0
+    rows, columns = -(-len(images) // columns), min(columns, len(images))
+    sheet = np.full((rows * (height + top + GAP), columns * (width + GAP), 3), 255, np.uint8)
+    for index, image in enumerate(images):
+        y, x = index // columns * (height + top + GAP), index % columns * (width + GAP)
+        ratio = min(height / image.shape[0], width / image.shape[1])
+        size = max(1, int(image.shape[1] * ratio)), max(1, int(image.shape[0] * ratio))
+        small = cv2.resize(image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
+        sheet[y + top : y + top + size[1], x : x + size[0]] = small
+        if titles:  # cut off where its cell ends
+            strip = np.full((top, width, 3), 255, np.uint8)
+            cv2.putText(strip, titles[index], (2, top - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, (0, 0, 0), 1, cv2.LINE_AA)
+            sheet[y : y + top, x : x + width] = strip
+    mmcv.imwrite(sheet, str(path))

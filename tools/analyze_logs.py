@@ -1,0 +1,24 @@
+"""Draw the curves of training logs and print the last and best values."""
+
+import argparse
+
+from mmsoft.versions import require
+
+require('mmcv')
+
+from mmsoft.visualization import curve_table, plot_curves
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('work_dirs', nargs='+', metavar='WORK_DIR', help='or a vis_data/*.json file')
+    parser.add_argument('--out', default='curves.png', metavar='FILE.png')
+    parser.add_argument('--keys', nargs='+', help='by default losses, lr and all validation metrics')
+    args = parser.parse_args()
+    plot_curves(args.work_dirs, args.out, args.keys)
+    print(curve_table(args.work_dirs, args.keys))
+    print(f'curves: {args.out}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,31 @@
+"""Draw samples of a data set as the model sees them: after augmentation, with boxes, masks or label maps."""
+
+import argparse
+
+from mmsoft.versions import require
+
+require('mmengine', 'mmcv')
+
+from mmengine.config import DictAction
+
+from mmsoft.engine.browse import browse
+from mmsoft.engine.config import load_config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config')
+    parser.add_argument('--out-dir', required=True, metavar='FOLDER')
+    parser.add_argument('--mode', choices=('train', 'val', 'test'), default='train')
+    parser.add_argument('--count', type=int, default=20, help='of samples, spread evenly (default 20)')
+    parser.add_argument('--demo', action='store_true', help='of images drawn on the spot')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
+    )
+    args = parser.parse_args()
+    cfg = load_config(args.config, args.cfg_options)
+    print(f'all samples on one sheet: {browse(cfg, args.out_dir, args.mode, args.count, args.demo)}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,29 @@
+"""Print parameters and multiply-adds of a model by part; neither data nor weights are needed."""
+
+import argparse
+
+from mmsoft.versions import require
+
+require('mmengine', 'mmcv')
+
+from mmengine.config import DictAction
+
+from mmsoft.engine.complexity import count_parts, parts_table
+from mmsoft.engine.config import load_config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config')
+    parser.add_argument(
+        '--shape', type=int, nargs=2, metavar=('H', 'W'), help="by default the test pipeline's; of ADE20K 512 x 512"
+    )
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
+    )
+    args = parser.parse_args()
+    print(parts_table(*count_parts(load_config(args.config, args.cfg_options), args.shape)))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,50 @@
+"""Predict pictures and videos: COCO results or label maps, and drawings."""
+
+import argparse
+
+from mmsoft.versions import require
+
+require('mmengine', 'mmcv')
+
+from mmengine.config import DictAction
+
+from mmsoft.engine.config import load_config
+from mmsoft.engine.predict import predict
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config')
+    parser.add_argument('checkpoint', help='.pth or .safetensors')
+    parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or quoted glob pattern')
+    parser.add_argument('--out-dir', required=True, metavar='FOLDER')
+    parser.add_argument('--device', default='auto', help='auto (default), cpu or cuda:0')
+    parser.add_argument(
+        '--score-thr', type=float, default=0.3, help='of drawn detections; results.json has all (default 0.3)'
+    )
+    parser.add_argument('--no-drawings', action='store_true', help='write the results alone')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
+    )
+    parser.add_argument(
+        '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
+    )
+    args = parser.parse_args()
+    summary = predict(
+        load_config(args.config, args.cfg_options),
+        args.checkpoint,
+        args.inputs,
+        args.out_dir,
+        device=args.device,
+        score_thr=args.score_thr,
+        trust=args.trust_checkpoint,
+        drawings=not args.no_drawings,
+    )
+    for file, reason in summary.unreadable.items():
+        print(f'cannot be read, skipped: {file} ({reason})')
+    print(f'{summary.read} pictures and frames predicted, {len(summary.unreadable)} files skipped; see {args.out_dir}')
+    raise SystemExit(summary.read == 0)
+
+
+if __name__ == '__main__':
+    main()

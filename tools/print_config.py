@@ -1,0 +1,39 @@
+"""Print the whole config: bases joined, options merged."""
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+from mmsoft.versions import require
+
+require('mmengine')
+
+from mmengine.config import DictAction
+
+from mmsoft.engine.config import load_config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
+    )
+    parser.add_argument('--demo', action='store_true', help='as --demo of the other tools changes it')
+    parser.add_argument('--out', type=Path, metavar='FILE.py', help='also write it')
+    args = parser.parse_args()
+    with contextlib.redirect_stdout(sys.stderr):  # remarks are no part of the config
+        cfg = load_config(args.config, args.cfg_options)
+        if args.demo:
+            from mmsoft.engine.demo import overlay
+
+            overlay(cfg)
+    print(cfg.pretty_text)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        cfg.dump(args.out)
+
+
+if __name__ == '__main__':
+    main()
