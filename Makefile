@@ -2,8 +2,10 @@
 #   STACK=classic   the original OpenMMLab line instead of the maintained one
 #   VENV=dir        where the virtual environment goes
 #   PYTHON=python   the Python that makes it
+#   CONFIG=file     what `make demo` trains
 STACK ?= onedl
 VENV ?= .venv$(if $(filter classic,$(STACK)),-classic)
+CONFIG ?= configs/retinanet_soft_pp_small_1x_coco.py
 export PYTHON
 
 .PHONY: install test demo lint
@@ -15,7 +17,7 @@ test: install
 	"$(VENV)/bin/python" -m pytest
 
 demo: install
-	"$(VENV)/bin/python" tools/demo.py
+	"$(VENV)/bin/python" tools/train.py "$(CONFIG)" --demo
 
 lint: install
 	"$(VENV)/bin/ruff" check .

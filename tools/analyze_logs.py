@@ -6,6 +6,7 @@ from mmsoft.versions import require
 
 require('mmcv')
 
+from mmsoft.engine.cli import run_tool
 from mmsoft.visualization import curve_table, plot_curves
 
 
@@ -21,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run_tool(main)

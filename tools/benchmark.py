@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from mmsoft.engine.benchmark import dense_figures
+from mmsoft.engine.cli import run_tool
 
 
 def main() -> None:
@@ -39,4 +40,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run_tool(main)

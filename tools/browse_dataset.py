@@ -9,6 +9,7 @@ require('mmengine', 'mmcv')
 from mmengine.config import DictAction
 
 from mmsoft.engine.browse import browse
+from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
 
 
@@ -28,4 +29,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run_tool(main)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from mmsoft.engine.backward_study import summarise, train_pair
+from mmsoft.engine.cli import run_tool
 
 
 def main() -> None:
@@ -39,4 +40,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run_tool(main)

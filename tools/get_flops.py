@@ -8,6 +8,7 @@ require('mmengine', 'mmcv')
 
 from mmengine.config import DictAction
 
+from mmsoft.engine.cli import run_tool
 from mmsoft.engine.complexity import count_parts, parts_table
 from mmsoft.engine.config import load_config
 
@@ -26,4 +27,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run_tool(main)

@@ -11,6 +11,7 @@ require('mmengine')
 
 from mmengine.config import DictAction
 
+from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
 
 
@@ -36,4 +37,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run_tool(main)

@@ -92,8 +92,11 @@ def fetch(url: str) -> Path:
     return path
 
 
-def read_checkpoint(source: str | Path) -> Any:
-    """The object in a ``.pth`` or ``.safetensors`` file or at an http(s) address, on the CPU."""
+def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
+    """The object in a ``.pth`` or ``.safetensors`` file or at an http(s) address, on the CPU.
+
+    ``trust`` lets a pickle make objects of any kind, which may run code of whoever wrote the file.
+    """
     path = fetch(source) if re.match('https?://', str(source)) else Path(source).expanduser()
     if not path.is_file():
         raise CheckpointError(f'checkpoint {str(path)!r} does not exist (working directory {str(Path.cwd())!r})')
@@ -103,12 +106,15 @@ def read_checkpoint(source: str | Path) -> Any:
             from safetensors.torch import load_file
 
             return load_file(path)
+        if trust:
+            return torch.load(path, map_location='cpu', weights_only=False)
         if zipfile.is_zipfile(path) and any(n.endswith('/constants.pkl') for n in zipfile.ZipFile(path).namelist()):
             raise CheckpointError('it is a TorchScript archive, which holds code')
         return torch.load(path, map_location='cpu', pickle_module=_tensors_only, weights_only=False)
     except CheckpointError as error:
         raise CheckpointError(
-            f'checkpoint {str(path)!r} is refused: {error}; save its state_dict alone and load that'
+            f'checkpoint {str(path)!r} is refused: {error}; save its state_dict alone and load that, '
+            'or, if you trust who made it, read it with --trust-checkpoint (in Python: trust=True)'
         ) from error
     except StackError:
         raise

@@ -1,0 +1,113 @@
+"""``--demo``: any config on a miniature world drawn on the spot, smaller and shorter, from a random start."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config, ConfigDict
+from mmengine.dist import get_dist_info
+
+from mmsoft.datasets.layout import leaf_datasets
+from mmsoft.datasets.miniature import write_world
+
+from .config import LOADERS, pipelines, walk_dicts, without_pretrained
+
+WORLD_OF = {'CocoDataset': 'coco', 'ADE20KDataset': 'ade20k', 'CityscapesDataset': 'cityscapes'}
+SIZE = (128, 160)  # height, width
+IMAGES, VAL_IMAGES = 240, 60
+BATCH = 4  # of all processes together
+EPOCHS = dict(boxes=5, masks=3, labels=3)
+LR = 4e-4
+
+
+def overlay(cfg: Config, root: str | Path | None = None) -> None:
+    """Change ``cfg`` in place; the world is written below ``root`` (MMSOFT_DEMO_DATA, else work_dirs/miniature)."""
+    root = Path(root or os.environ.get('MMSOFT_DEMO_DATA', 'work_dirs/miniature'))
+    for name in LOADERS:
+        if cfg.get(name) is None:
+            continue
+        cfg[name].update(num_workers=0, persistent_workers=False)
+        split = 'train' if name == 'train_dataloader' else 'val'
+        for leaf in leaf_datasets(cfg[name].dataset):
+            _use_world(leaf, root, split)
+        for pipeline in pipelines(cfg[name].dataset):
+            _shrink(pipeline)
+    for name in ('val_evaluator', 'test_evaluator'):
+        for metric in walk_dicts(cfg.get(name)):
+            if 'ann_file' in metric:
+                metric.ann_file = str(root / 'coco' / 'annotations' / 'instances_val2017.json')
+    cfg.train_dataloader.batch_size = max(1, BATCH // get_dist_info()[1])
+    without_pretrained(cfg)
+    _shrink_model(cfg.model)
+    _shorten(cfg)
+
+
+def _use_world(leaf: ConfigDict, root: Path, split: str) -> None:
+    kind = str(leaf.type).split('.')[-1]
+    if kind not in WORLD_OF:
+        raise ValueError(f'--demo has no miniature world for {leaf.type}; it has {", ".join(WORLD_OF)}')
+    world = WORLD_OF[kind]
+    leaf.data_root = f'{write_world(world, root, IMAGES, VAL_IMAGES, SIZE)}/'
+    if world == 'coco':
+        leaf.ann_file, leaf.data_prefix = f'annotations/instances_{split}2017.json', dict(img=f'{split}2017/')
+    elif world == 'ade20k':
+        part = dict(train='training', val='validation')[split]
+        leaf.data_prefix = dict(img_path=f'images/{part}', seg_map_path=f'annotations/{part}')
+    else:
+        leaf.data_prefix = dict(img_path=f'leftImg8bit/{split}', seg_map_path=f'gtFine/{split}')
+
+
+def _shrink(pipeline: list[ConfigDict]) -> None:
+    height, width = SIZE
+    for step in walk_dicts(pipeline):
+        kind = str(step.get('type')).split('.')[-1]
+        if kind in ('Resize', 'RandomResize'):
+            step.scale = (width, height)
+        if kind == 'RandomResize':
+            step.ratio_range = (0.75, 1.5)
+        elif kind == 'RandomChoiceResize':
+            step.scales = [(2 * width, side) for side in (height * 3 // 4, height * 7 // 8, height)]
+        elif kind == 'RandomCrop':
+            step.crop_size = SIZE
+
+
+def _shrink_model(model: ConfigDict) -> None:
+    """Fewer proposals, which dominate on small images, and no regularisation, which a short training does not need."""
+    if model.get('data_preprocessor', {}).get('size') is not None:
+        model.data_preprocessor.size = SIZE
+    model.backbone.drop_path_rate = 0.0
+    for stage in ('train_cfg', 'test_cfg'):
+        parts = model.get(stage) or {}
+        for name in ('rpn', 'rpn_proposal'):
+            if 'max_per_img' in parts.get(name, {}):
+                parts[name].update(nms_pre=400, max_per_img=100)
+        if 'sampler' in (parts.get('rcnn') or {}):
+            parts.rcnn.sampler.num = 64
+
+
+def _shorten(cfg: Config) -> None:
+    """A few epochs, one cosine, and the lr of a random start."""
+    kind = 'labels' if 'decode_head' in cfg.model else 'masks' if 'roi_head' in cfg.model else 'boxes'
+    epochs, an_epoch = EPOCHS[kind], IMAGES // BATCH
+    steps = epochs * an_epoch
+    by_epoch = cfg.train_cfg.get('by_epoch', 'max_epochs' in cfg.train_cfg)
+    if by_epoch:
+        cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=max(1, epochs // 3))
+    else:
+        cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps // 3)
+    warmup = steps // 10
+    cfg.param_scheduler = [
+        dict(type='LinearLR', start_factor=0.05, by_epoch=False, begin=0, end=warmup),
+        dict(type='CosineAnnealingLR', eta_min=LR / 100, by_epoch=False, begin=warmup, end=steps, T_max=steps - warmup),
+    ]
+    cfg.optim_wrapper.optimizer.lr = LR
+    cfg.optim_wrapper.clip_grad = dict(max_norm=5.0)
+    cfg.default_hooks.logger.interval = 10
+    cfg.default_hooks.checkpoint.update(interval=epochs if by_epoch else steps, max_keep_ckpts=1)
+
+
+def describe(cfg: Config) -> str:
+    """One line for the user."""
+    amount: Any = cfg.train_cfg.get('max_epochs')
+    length = f'{amount} epochs' if amount else f'{cfg.train_cfg.max_iters} iterations'
+    return f'demo: {IMAGES} drawn images of {SIZE[1]} x {SIZE[0]}, {length} of batches of {BATCH}, from a random start'

@@ -1,0 +1,126 @@
+"""MMEngine's Runner, made to read checkpoints safely, to write them whole, and to train on CPUs in many processes."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine import runner
+from mmengine.device import get_device
+from mmengine.dist import is_main_process
+from mmengine.model import is_model_wrapper, revert_sync_batchnorm
+from mmengine.optim import OptimWrapper
+from mmengine.runner.amp import autocast
+from torch import nn
+
+from mmsoft.checkpoints import CheckpointError, load_weights, read_checkpoint, read_state_dict
+from mmsoft.registry import OPTIM_WRAPPERS
+
+PARTIAL = '.part'  # a checkpoint while it is being written
+
+
+class Runner(runner.Runner):
+    """``cfg.trust_checkpoint`` permits pickles that run code; everything else is MMEngine's."""
+
+    def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
+        """Also for several processes without accelerators, where DDP takes no devices and there is no SyncBatchNorm."""
+        if not self.distributed or get_device() != 'cpu':
+            return super().wrap_model(model_wrapper_cfg, model)
+        self.logger.info('on CPUs, SyncBatchNorm becomes BatchNorm: each process has statistics of its own')
+        options = dict(
+            type='MMDistributedDataParallel',
+            broadcast_buffers=False,
+            find_unused_parameters=self.cfg.get('find_unused_parameters', False),
+        )
+        return super().wrap_model(
+            {**options, **(model_wrapper_cfg or {}), 'device_ids': None}, revert_sync_batchnorm(model)
+        )
+
+    def load_checkpoint(
+        self, filename: str, map_location: Any = 'cpu', strict: bool = False, revise_keys: list = ((r'^module\.', ''),)
+    ) -> dict:
+        """Read without running code from the file; weights that do not fit are an error with a table.
+
+        ``strict``, and resuming, ask for every tensor. Without it, as with ``load_from`` for another
+        data set, half of the model must match.
+        """
+        checkpoint = read_checkpoint(filename, trust=self.cfg.get('trust_checkpoint', False))
+        if 'state_dict' not in checkpoint:
+            checkpoint = dict(state_dict=read_state_dict(checkpoint))
+        if self._resume:
+            _check_resumable(checkpoint)
+        self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
+        model = self.model.module if is_model_wrapper(self.model) else self.model
+        weights = checkpoint['state_dict']
+        for pattern, replacement in revise_keys:
+            weights = {re.sub(pattern, replacement, name): value for name, value in weights.items()}
+        shapes = {name: value.shape for name, value in model.state_dict().items()}
+        if {name: value.shape for name, value in weights.items()} == shapes:
+            model.load_state_dict(weights)
+            self.logger.info(f'all {len(shapes)} tensors of the model loaded from {filename}')
+        else:
+            load_weights(model, weights, source=str(filename), strict=strict or self._resume)
+        self._has_loaded = True
+        return checkpoint
+
+    def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Go on with the run that wrote this checkpoint."""
+        self._resume = True
+        super().resume(filename, *args, **kwargs)
+
+    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Write beside the target and rename: a checkpoint under its own name is always whole."""
+        if '://' in str(out_dir):  # a remote store makes objects whole by itself
+            super().save_checkpoint(out_dir, filename, *args, **kwargs)
+            return
+        target = Path(out_dir, filename)
+        partial = target.with_name(target.name + PARTIAL)
+        try:
+            super().save_checkpoint(out_dir, partial.name, *args, **kwargs)
+            if is_main_process():
+                with partial.open('rb+') as file:
+                    os.fsync(file.fileno())
+                partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise CheckpointError(
+                f'checkpoint {str(target)!r} could not be written ({error}); earlier ones are intact: '
+                'make room and go on with --resume auto'
+            ) from error
+
+
+def _check_resumable(checkpoint: dict) -> None:
+    """Tell what a file of bare weights lacks; leave aside what was read as empty objects."""
+    lacking = {'meta', 'message_hub', 'optimizer'} - set(checkpoint)
+    if lacking:
+        raise CheckpointError(
+            f'this checkpoint cannot be resumed: it has no {", ".join(sorted(lacking))}; '
+            'start from its weights with --cfg-options load_from=<file>'
+        )
+    hub = checkpoint['message_hub']
+    # smoothed averages of the log, which start anew
+    hub['resumed_keys'] = {key: value for key, value in hub['resumed_keys'].items() if key not in hub['log_scalars']}
+    hub['log_scalars'] = {}
+
+
+def latest_checkpoint(work_dir: str | Path) -> Path | None:
+    """The last ``epoch_*.pth`` or ``iter_*.pth`` of a work directory; being there, it is whole."""
+    numbered = {}
+    for path in Path(work_dir).glob('*.pth'):
+        number = re.fullmatch(r'(?:epoch|iter)_(\d+)\.pth', path.name)
+        if number:
+            numbered[int(number[1])] = path
+    return numbered[max(numbered)] if numbered else None
+
+
+@OPTIM_WRAPPERS.register_module()
+class CpuAmpOptimWrapper(OptimWrapper):
+    """Mixed precision where there is no accelerator: bfloat16, which needs no scaling of the loss."""
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        with super().optim_context(model), autocast('cpu', dtype=torch.bfloat16):
+            yield

@@ -1,0 +1,238 @@
+"""Training and testing from a config file: everything that can fail early fails before a model is built."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import mmcv
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.device import get_device
+from mmengine.dist import barrier, is_main_process
+from mmengine.logging import print_log
+
+from mmsoft.checkpoints import read_checkpoint
+from mmsoft.versions import require
+from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
+
+from . import demo as demo_world
+from .config import FAULTS, LOADERS, check_data, check_pretrained, pipelines, without_pretrained
+from .launch import start_processes
+from .runner import PARTIAL, Runner, latest_checkpoint
+
+
+def train(
+    cfg: Config,
+    *,
+    work_dir: str,
+    resume: str | None = None,
+    amp: bool = False,
+    auto_scale_lr: bool = False,
+    pretrained: bool = True,
+    demo: bool = False,
+    seed: int = 0,
+    launcher: str = 'none',
+    trust_checkpoint: bool = False,
+) -> Runner:
+    """Train as the config says; the Runner that did it. ``resume`` is a checkpoint, or 'auto' for the last one here."""
+    _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
+    cfg.randomness = dict(cfg.get('randomness') or {}, seed=seed)
+    _resume_from(cfg, resume)
+    if not pretrained or cfg.get('resume') or cfg.get('load_from'):
+        without_pretrained(cfg)  # the weights come from elsewhere, or are not wanted
+    check_pretrained(cfg)
+    if amp:
+        _use_amp(cfg.optim_wrapper)
+    if auto_scale_lr:
+        if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+            raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size, the batch of its lr')
+        cfg.auto_scale_lr.enable = True
+    _report_data(cfg, 'train', 'val')
+    _seed_samples(cfg)
+    _add_hooks(
+        cfg, *(dict(type=f'mmsoft.{hook}') for hook in ('SeedEachIteration', 'AverageLosses', 'StopAtInvalidLoss'))
+    )
+    saving = cfg.setdefault('default_hooks', ConfigDict()).setdefault('checkpoint', ConfigDict(type='CheckpointHook'))
+    if saving.type == 'CheckpointHook':
+        saving.type = 'mmsoft.LastingCheckpointHook'
+    runner = Runner.from_cfg(cfg)
+    _check_room(runner)
+    runner.train()
+    return runner
+
+
+def evaluate(
+    cfg: Config,
+    checkpoint: str,
+    *,
+    work_dir: str,
+    out: str | None = None,
+    drawings: str | None = None,
+    demo: bool = False,
+    launcher: str = 'none',
+    trust_checkpoint: bool = False,
+) -> dict[str, float]:
+    """Metrics of a checkpoint on the test set, also saved as ``metrics.json``; per-class tables go to the log.
+
+    ``out``: a pickle of all predictions; ``drawings``: a folder for pictures of them.
+    """
+    if out and Path(out).suffix not in ('.pkl', '.pickle'):
+        raise ValueError(f'--out must end in .pkl or .pickle; got {out!r}')
+    _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
+    cfg.resume, cfg.load_from = False, None
+    without_pretrained(cfg)
+    _report_data(cfg, 'test')
+    evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [cfg.test_evaluator]
+    for metric in evaluators:
+        if metric.type.split('.')[-1] == 'CocoMetric':
+            metric.classwise = True
+    if out:
+        dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
+        evaluators = [*evaluators, ConfigDict(type=dump, out_file_path=out)]
+    cfg.test_evaluator = evaluators
+    if drawings:
+        _add_hooks(cfg, dict(type='mmsoft.DrawPredictions', folder=drawings))
+    runner = Runner.from_cfg(cfg)
+    runner.load_checkpoint(checkpoint, strict=True)
+    metrics = runner.test()
+    if is_main_process():
+        path = Path(work_dir, 'metrics.json')
+        path.write_text(json.dumps(dict(checkpoint=checkpoint, metrics=metrics), indent=1, default=float) + '\n')
+        print_log(f'metrics saved in {path}', logger='current')
+    return metrics
+
+
+def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkpoint: bool) -> None:
+    """What training and testing share."""
+    require('mmcv', cfg.get('default_scope', 'mmengine'))
+    start_processes(launcher)
+    cfg.launcher, cfg.work_dir, cfg.trust_checkpoint = launcher, work_dir, trust_checkpoint
+    if demo:
+        demo_world.overlay(cfg)
+        print_log(demo_world.describe(cfg))
+    _check_work_dir(work_dir)
+    if get_device() == 'cpu':
+        cfg.pop('sync_bn', None)
+    record = str(Path(work_dir, FAULTS))
+    for name in LOADERS:
+        for pipeline in pipelines(cfg[name].dataset) if cfg.get(name) else ():
+            _read_safely(pipeline, record, name == 'train_dataloader', _num_classes(cfg))
+    _add_hooks(cfg, dict(type='mmsoft.ReportFaults', record=record))
+
+
+def _add_hooks(cfg: Config, *hooks: dict) -> None:
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *hooks]
+
+
+def _num_classes(cfg: Config) -> int | None:
+    """Of a segmentor, whose labels are checked against it."""
+    head = cfg.model.get('decode_head')
+    return (head[-1] if isinstance(head, list) else head).num_classes if head else None
+
+
+def _read_safely(pipeline: list, record: str, training: bool, num_classes: int | None) -> None:
+    """Wrap the loading steps in ``mmsoft.ReadSafely``."""
+    for index, step in enumerate(pipeline):
+        if str(step.type).split('.')[-1] in ('LoadImageFromFile', 'LoadAnnotations'):
+            pipeline[index] = ConfigDict(
+                type='mmsoft.ReadSafely', loader=step, record=record, training=training, num_classes=num_classes
+            )
+
+
+def _seed_samples(cfg: Config) -> None:
+    """Augmentations depend on the run's seed and a sample's place in the run, not on workers and interruptions."""
+    loader = cfg.train_dataloader
+    loader.sampler = dict(type='mmsoft.SeededSampler', sampler=loader.sampler)
+    loader.dataset = dict(type='mmsoft.SeededDataset', dataset=loader.dataset)
+
+
+def _resume_from(cfg: Config, resume: str | None) -> None:
+    if resume is None and cfg.get('resume') and not cfg.get('load_from'):
+        resume = 'auto'
+    if resume is None:
+        return
+    found = latest_checkpoint(cfg.work_dir) if resume == 'auto' else Path(resume)
+    if found is None:
+        print_log(f'nothing to resume in {cfg.work_dir!r}: training starts from the beginning', logger='current')
+        cfg.resume = False
+        return
+    if resume != 'auto':
+        read_checkpoint(found, cfg.trust_checkpoint)  # says at once what is wrong with it
+    cfg.resume, cfg.load_from = True, str(found)
+
+
+def _use_amp(optim_wrapper: ConfigDict) -> None:
+    """float16 with a scaled loss on accelerators, bfloat16 on CPUs."""
+    if optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper'):
+        raise ValueError(f'--amp works with OptimWrapper; the config has {optim_wrapper.type}')
+    if get_device() == 'cpu':
+        optim_wrapper.type = 'mmsoft.CpuAmpOptimWrapper'
+        optim_wrapper.pop('loss_scale', None)
+    else:
+        optim_wrapper.type = 'AmpOptimWrapper'
+        optim_wrapper.setdefault('loss_scale', 'dynamic')
+
+
+def _report_data(cfg: Config, *modes: str) -> None:
+    """One process looks; what it finds missing stops all."""
+    if is_main_process():
+        for remark in check_data(cfg, *modes):
+            print_log(remark, logger='current', level=30)
+    barrier()
+
+
+def _check_work_dir(work_dir: str) -> None:
+    probe = Path(work_dir, f'.writable.{os.getpid()}')
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b'x' * 4096)
+        probe.unlink()
+        for partial in probe.parent.glob(f'*{PARTIAL}') if is_main_process() else ():
+            partial.unlink(missing_ok=True)  # of a run that was killed while it wrote
+    except OSError as error:
+        raise OSError(
+            f'the work directory {work_dir!r} cannot be written: {error}; name another one with --work-dir'
+        ) from error
+
+
+def _check_room(runner: Runner) -> None:
+    """Raise unless a checkpoint fits on the disk: weights, and two moments of those that are trained."""
+    if not is_main_process():
+        return
+    size = _bytes(runner.model.state_dict().values()) + 2 * _bytes(
+        p for p in runner.model.parameters() if p.requires_grad
+    )
+    probe = Path(runner.work_dir, f'room{PARTIAL}')
+    try:
+        with probe.open('wb') as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # also sees quotas and limits
+    except OSError as error:
+        raise OSError(
+            f'a checkpoint of this model takes {size / 2**20:.0f} MiB, for which {runner.work_dir!r} has no room '
+            f'({error}); make room or name another --work-dir'
+        ) from error
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def demo_report(runner: Runner) -> dict[str, Any]:
+    """Draw a contact sheet of predictions and the curves of a finished demo; where they are."""
+    model = runner.model.module if hasattr(runner.model, 'module') else runner.model
+    model.eval()
+    meta, pictures = runner.val_dataloader.dataset.metainfo, []
+    for index, batch in enumerate(runner.val_dataloader):
+        if index == 12:
+            break
+        with torch.no_grad():
+            (sample,) = model.test_step(batch)
+        pictures.append(draw_sample(mmcv.imread(sample.img_path), sample, meta, score_thr=0.4))
+    sheet, curves = Path(runner.work_dir, 'predictions.png'), Path(runner.work_dir, 'curves.png')
+    contact_sheet(pictures, sheet)
+    plot_curves([runner.work_dir], curves)
+    return dict(predictions=sheet, curves=curves)

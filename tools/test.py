@@ -1,0 +1,48 @@
+"""Test a checkpoint: metrics with a table by class, saved as JSON; on request all predictions and drawings."""
+
+import argparse
+from pathlib import Path
+
+from mmsoft.versions import require
+
+require('mmengine', 'mmcv')
+
+from mmengine.config import DictAction
+
+from mmsoft.engine.cli import run_tool
+from mmsoft.engine.config import load_config
+from mmsoft.engine.training import evaluate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config')
+    parser.add_argument('checkpoint', help='.pth or .safetensors')
+    parser.add_argument('--work-dir', help='logs and metrics.json; by default work_dirs/<name of the config>')
+    parser.add_argument('--out', metavar='FILE.pkl', help='save all predictions')
+    parser.add_argument('--show-dir', metavar='FOLDER', help='draw the predictions of every image')
+    parser.add_argument('--demo', action='store_true', help='on images drawn on the spot')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
+    )
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    parser.add_argument('--local-rank', '--local_rank', type=int, help=argparse.SUPPRESS)  # old launchers pass it
+    parser.add_argument(
+        '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
+    )
+    args = parser.parse_args()
+    cfg = load_config(args.config, args.cfg_options)
+    evaluate(
+        cfg,
+        args.checkpoint,
+        work_dir=args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}{"_demo" * args.demo}',
+        out=args.out,
+        drawings=args.show_dir,
+        demo=args.demo,
+        launcher=args.launcher,
+        trust_checkpoint=args.trust_checkpoint,
+    )
+
+
+if __name__ == '__main__':
+    run_tool(main)

@@ -1,0 +1,63 @@
+"""Train a model from a config file: on a CPU, on one GPU, or in many processes."""
+
+import argparse
+from pathlib import Path
+
+from mmsoft.versions import require
+
+require('mmengine', 'mmcv')
+
+from mmengine.config import DictAction
+
+from mmsoft.engine.cli import run_tool
+from mmsoft.engine.config import load_config
+from mmsoft.engine.training import demo_report, train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config')
+    parser.add_argument('--work-dir', help='logs and checkpoints; by default work_dirs/<name of the config>')
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='go on; auto (default): from the last one of --work-dir',
+    )
+    parser.add_argument('--amp', action='store_true', help='mixed precision: float16 on a GPU, bfloat16 on a CPU')
+    parser.add_argument('--auto-scale-lr', action='store_true', help='scale the lr to the batch of all processes')
+    parser.add_argument(
+        '--no-pretrained', action='store_true', help='start at random instead of from pretrained weights'
+    )
+    parser.add_argument('--demo', action='store_true', help='a short training on images drawn on the spot')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
+    )
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    parser.add_argument('--local-rank', '--local_rank', type=int, help=argparse.SUPPRESS)  # old launchers pass it
+    parser.add_argument(
+        '--trust-checkpoint', action='store_true', help='resume from a pickle that may run code of whoever wrote it'
+    )
+    args = parser.parse_args()
+    cfg = load_config(args.config, args.cfg_options)
+    runner = train(
+        cfg,
+        work_dir=args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}{"_demo" * args.demo}',
+        resume=args.resume,
+        amp=args.amp,
+        auto_scale_lr=args.auto_scale_lr,
+        pretrained=not args.no_pretrained,
+        demo=args.demo,
+        seed=args.seed,
+        launcher=args.launcher,
+        trust_checkpoint=args.trust_checkpoint,
+    )
+    if args.demo and runner.rank == 0:
+        for name, path in demo_report(runner).items():
+            print(f'{name}: {path}')
+
+
+if __name__ == '__main__':
+    run_tool(main)
