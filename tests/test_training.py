@@ -235,6 +235,8 @@ def test_mixed_precision_trains_on_a_cpu(tmp_path):
     plain, amp = losses(tmp_path / 'plain'), losses(tmp_path / 'amp')
     assert amp != plain
     assert amp == pytest.approx(plain, rel=0.05)
+    regions = dump(small_config('mask_rcnn', tmp_path / 'data', train=4), tmp_path, 'regions')
+    assert "mmcv's operators for regions" in error_of(regions, '--work-dir', tmp_path / 'run', '--amp')
 
 
 def test_the_lr_follows_the_batch(tmp_path):

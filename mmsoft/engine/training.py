@@ -44,7 +44,7 @@ def train(
         without_pretrained(cfg)  # the weights come from elsewhere, or are not wanted
     check_pretrained(cfg)
     if amp:
-        _use_amp(cfg.optim_wrapper)
+        _use_amp(cfg)
     if auto_scale_lr:
         if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
             raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size, the batch of its lr')
@@ -163,10 +163,15 @@ def _resume_from(cfg: Config, resume: str | None) -> None:
     cfg.resume, cfg.load_from = True, str(found)
 
 
-def _use_amp(optim_wrapper: ConfigDict) -> None:
+def _use_amp(cfg: Config) -> None:
     """float16 with a scaled loss on accelerators, bfloat16 on CPUs."""
+    optim_wrapper = cfg.optim_wrapper
     if optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper'):
         raise ValueError(f'--amp works with OptimWrapper; the config has {optim_wrapper.type}')
+    if get_device() == 'cpu' and 'roi_head' in cfg.model:
+        raise ValueError(
+            f"--amp on a CPU is bfloat16, which mmcv's operators for regions do not take: train {cfg.model.type} without it"
+        )
     if get_device() == 'cpu':
         optim_wrapper.type = 'mmsoft.CpuAmpOptimWrapper'
         optim_wrapper.pop('loss_scale', None)
