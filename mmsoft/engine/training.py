@@ -170,7 +170,8 @@ def _use_amp(cfg: Config) -> None:
         raise ValueError(f'--amp works with OptimWrapper; the config has {optim_wrapper.type}')
     if get_device() == 'cpu' and 'roi_head' in cfg.model:
         raise ValueError(
-            f"--amp on a CPU is bfloat16, which mmcv's operators for regions do not take: train {cfg.model.type} without it"
+            "--amp on a CPU is bfloat16, which mmcv's operators for regions do not take: "
+            f'train {cfg.model.type} without it'
         )
     if get_device() == 'cpu':
         optim_wrapper.type = 'mmsoft.CpuAmpOptimWrapper'
