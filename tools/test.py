@@ -11,6 +11,7 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
+from mmsoft.engine.launch import part_processes
 from mmsoft.engine.training import evaluate
 
 
@@ -42,6 +43,7 @@ def main() -> None:
         launcher=args.launcher,
         trust_checkpoint=args.trust_checkpoint,
     )
+    part_processes()
 
 
 if __name__ == '__main__':

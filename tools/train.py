@@ -11,6 +11,7 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
+from mmsoft.engine.launch import part_processes
 from mmsoft.engine.training import demo_report, train
 
 
@@ -31,7 +32,7 @@ def main() -> None:
         '--no-pretrained', action='store_true', help='start at random instead of from pretrained weights'
     )
     parser.add_argument('--demo', action='store_true', help='a short training on images drawn on the spot')
-    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--seed', type=int, help="by default the config's randomness.seed, or 0")
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
     )
@@ -57,6 +58,7 @@ def main() -> None:
     if args.demo and runner.rank == 0:
         for name, path in demo_report(runner).items():
             print(f'{name}: {path}')
+    part_processes()
 
 
 if __name__ == '__main__':

@@ -122,9 +122,9 @@ def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
         raise CheckpointError(f'checkpoint {str(path)!r} cannot be read: {error}; is the file complete?') from error
 
 
-def read_state_dict(source: str | Path | Mapping) -> dict[str, Tensor]:
+def read_state_dict(source: str | Path | Mapping, trust: bool = False) -> dict[str, Tensor]:
     """Weights of a file, an address or a loaded checkpoint: unwrapped, and without ``module.`` before names."""
-    checkpoint = read_checkpoint(source) if isinstance(source, (str, Path)) else source
+    checkpoint = read_checkpoint(source, trust) if isinstance(source, (str, Path)) else source
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f'a checkpoint is a dict of tensors; got {type(checkpoint).__name__}')
     for wrapper in WRAPPERS:

@@ -107,14 +107,15 @@ def load_pretrained(
     checkpoint: str | Path | Mapping,
     prefix: str | None = None,
     strict: bool = True,
+    trust: bool = False,
 ) -> LoadReport:
     """Load a published file, one of ours, or one of a classifier or detector, into a backbone or classifier.
 
     ``prefix`` selects a part of a larger model; ``backbone.`` is found by itself. Files are read on
-    the CPU and copied to where the model is.
+    the CPU and copied to where the model is; ``trust`` is that of read_checkpoint.
     """
     source = 'a state dict' if isinstance(checkpoint, Mapping) else str(checkpoint)
-    weights = read_state_dict(checkpoint)
+    weights = read_state_dict(checkpoint, trust)
     if prefix is None and any(name.startswith('backbone.') for name in weights):
         prefix = 'backbone.'
     if prefix:

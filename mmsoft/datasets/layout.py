@@ -136,7 +136,7 @@ def _check_coco(leaf: BaseDataset) -> list[str]:
         # LVIS gives addresses instead of names
         named = [image for image in content['images'] if 'file_name' in image or 'coco_url' not in image]
         wanted = {f'{images}/{image["file_name"]}' for image in named}
-        remarks = _annotation_faults(content, leaf.metainfo['classes'])
+        remarks, unusable = _annotation_faults(content, leaf.metainfo['classes'])
     except (OSError, ValueError, KeyError, TypeError) as error:
         _fail(leaf, f'{leaf.ann_file!r} is not complete COCO JSON ({type(error).__name__}: {error})')
     if not content['images']:
@@ -144,11 +144,20 @@ def _check_coco(leaf: BaseDataset) -> list[str]:
     missing = _missing(wanted, images)
     if missing:
         _fail(leaf, f'{len(missing)} of the {len(wanted)} images are missing in {images!r}, such as {missing[0]!r}')
+    if content.get('annotations') and unusable == len(content['annotations']):
+        names = ', '.join(category['name'] for category in content['categories'][:8])
+        expected = ', '.join(leaf.metainfo['classes'][:8])
+        _fail(
+            leaf,
+            f'none of the {unusable} boxes in {leaf.ann_file!r} can be used ({"; ".join(remarks)}). Its categories '
+            f'are {names}, ...; the config expects {expected}, ...: name yours with metainfo=dict(classes=...) in the '
+            'data sets',
+        )
     return [f'{leaf.ann_file}: {remark}' for remark in remarks]
 
 
-def _annotation_faults(content: Mapping[str, Any], classes: Iterable[str]) -> list[str]:
-    """What mmdet passes over, counted."""
+def _annotation_faults(content: Mapping[str, Any], classes: Iterable[str]) -> tuple[list[str], int]:
+    """What mmdet passes over: a remark a kind, and how many boxes in all."""
     sizes = {image['id']: (image['width'], image['height']) for image in content['images']}
     known = {category['id'] for category in content['categories'] if category['name'] in classes}
     counts = Counter()
@@ -165,7 +174,7 @@ def _annotation_faults(content: Mapping[str, Any], classes: Iterable[str]) -> li
             counts['with no area'] += 1
         elif x >= across or y >= down or x + width <= 0 or y + height <= 0:
             counts['outside of its image'] += 1
-    return [f'{count} boxes {fault}: not trained on' for fault, count in counts.items()]
+    return [f'{count} boxes {fault}: not trained on' for fault, count in counts.items()], counts.total()
 
 
 def _check_label_maps(leaf: BaseDataset) -> list[str]:

@@ -84,6 +84,12 @@ class SeededDataset:
             torch.default_generator.manual_seed(index.seed)
         return self.dataset[int(index)]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == 'dataset':
+            super().__setattr__(name, value)
+        else:  # hooks change pipelines so
+            setattr(self.dataset, name, value)
+
     def __getattr__(self, name: str) -> Any:
         # the data set is not there yet while unpickling; `__getitems__` and the like would pass by the seeds
         if name == 'dataset' or name.startswith('__'):

@@ -8,9 +8,10 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 from mmengine.runner import set_random_seed
 
+from mmsoft.datasets.reading import read_faults
 from mmsoft.visualization import contact_sheet, draw_sample
 
-from .config import check_data, pipelines
+from .config import check_data, pipelines, read_safely
 
 
 def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 20, demo: bool = False) -> Path:
@@ -27,6 +28,8 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
     config = cfg[f'{mode}_dataloader'].dataset
     for pipeline in pipelines(config):
         _annotations_first(pipeline)
+    record = Path(out_dir, 'faults.jsonl')
+    read_safely(cfg, record)
     dataset = DATASETS.build(config)
     set_random_seed(0)
     drawings, titles = [], []
@@ -38,6 +41,8 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
         mmcv.imwrite(drawings[-1], str(Path(out_dir, f'{titles[-1].replace(" ", "_")}.png')))
     sheet = Path(out_dir, 'sheet.png')
     contact_sheet(drawings, sheet, titles=titles)
+    for file, fault in read_faults(record).items():
+        print(f'{file}: {fault}')
     return sheet
 
 

@@ -63,6 +63,8 @@ def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[li
     without_pretrained(cfg)
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).eval().to('meta')
     height, width = shape or input_shape(cfg)
+    if min(height, width) < 1:
+        raise ValueError(f'--shape takes a height and a width of 1 or more; got {height} {width}')
     multiple = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
     padded = [-(-side // multiple) * multiple for side in (height, width)]
     remarks = [

@@ -1,5 +1,6 @@
 """Configs made ready to run: options merged, data and weights checked, faults and interruptions provided for."""
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from mmsoft.checkpoints import CheckpointError
 from mmsoft.datasets.layout import check_dataset
 
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
+# What wraps a part of a config for a run: type -> where the part is.
+WRAPPERS = {'mmsoft.ReadSafely': 'loader', 'mmsoft.SeededSampler': 'sampler', 'mmsoft.SeededDataset': 'dataset'}
 # What MMEngine's Runner reads besides what a config has.
 RUNNER_KEYS = (
     *(
@@ -26,14 +29,18 @@ RUNNER_KEYS = (
     *('visualizer', 'env_cfg', 'model_wrapper_cfg', 'find_unused_parameters', 'auto_scale_lr', 'experiment_name'),
     *('log_processor', 'log_level', 'randomness', 'optim_wrapper', 'param_scheduler'),
 )
-FAULTS = 'faults.jsonl'  # in the work directory: files that could not be read
 
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> Config:
     """A config file with ``key=value`` options merged; ``data_root=...`` moves every path under the old root."""
     if not Path(path).is_file():
         raise FileNotFoundError(f'config {str(path)!r} does not exist (working directory {str(Path.cwd())!r})')
+    if os.environ.get('MMSOFT_DATA') == '':
+        raise ValueError('MMSOFT_DATA is set but empty; set it to the folder that holds the data sets, or unset it')
     cfg = Config.fromfile(path)
+    for name in LOADERS:
+        if cfg.get(name) is not None:
+            cfg[name] = _as_written(cfg[name])
     old_root = cfg.get('data_root')
     _reject_unknown_options(cfg, options or {})
     cfg.merge_from_dict(dict(options or {}))
@@ -45,6 +52,26 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
                 'set the data_root of each data loader instead'
             )
     return cfg
+
+
+def _as_written(node: Any) -> Any:
+    """Without what `train` and `evaluate` wrap around parts of a config, which a run's own copy of it shows."""
+    if isinstance(node, Mapping):
+        inner = WRAPPERS.get(node.get('type'))
+        return _as_written(node[inner]) if inner else ConfigDict({key: _as_written(node[key]) for key in node})
+    return [_as_written(value) for value in node] if isinstance(node, list) else node
+
+
+def read_safely(cfg: Config, record: str | Path) -> None:
+    """Wrap the loading steps of all pipelines in ``mmsoft.ReadSafely``, which keeps the record."""
+    head = cfg.model.get('decode_head')  # of a segmentor, whose labels are checked against it
+    num_classes = (head[-1] if isinstance(head, list) else head).num_classes if head else None
+    for name in LOADERS:
+        options = dict(record=str(record), training=name == 'train_dataloader', num_classes=num_classes)
+        for pipeline in pipelines(cfg[name].dataset) if cfg.get(name) else ():
+            for index, step in enumerate(pipeline):
+                if str(step.type).split('.')[-1] in ('LoadImageFromFile', 'LoadAnnotations'):
+                    pipeline[index] = ConfigDict(type='mmsoft.ReadSafely', loader=step, **options)
 
 
 def _reject_unknown_options(cfg: Config, options: Mapping[str, Any]) -> None:
@@ -93,19 +120,19 @@ def walk_dicts(node: Any) -> Iterator[ConfigDict]:
 
 
 def without_pretrained(cfg: Config) -> None:
-    """Take the pretrained weights out of every part of the model."""
+    """Take the pretrained weights out of every part of the model; other initialisers stay."""
     for part in walk_dicts(cfg.model):
-        if _pretrained(part.get('init_cfg')):
-            part.init_cfg = None
+        others = [init for init in _as_list(part.get('init_cfg')) if not _is_pretrained(init)]
+        if len(others) < len(_as_list(part.get('init_cfg'))):
+            part.init_cfg = others or None
         if 'pretrained' in part:
             part.pretrained = None
 
 
 def check_pretrained(cfg: Config) -> None:
     """Raise unless every local file that the model starts from exists."""
-    for part in walk_dicts(cfg.model):
-        source = _pretrained(part.get('init_cfg'))
-        if source and '://' not in source and not Path(source).expanduser().is_file():
+    for source in (init.checkpoint for init in _pretrained_inits(cfg)):
+        if '://' not in source and not Path(source).expanduser().is_file():
             raise CheckpointError(
                 f'the pretrained weights {source!r} do not exist (working directory {str(Path.cwd())!r}). '
                 "Three ways out: put the authors' published file or its conversion there (names are translated), or "
@@ -114,10 +141,27 @@ def check_pretrained(cfg: Config) -> None:
             )
 
 
-def _pretrained(init_cfg: Any) -> str | None:
-    if isinstance(init_cfg, Mapping) and init_cfg.get('type') == 'Pretrained':
-        return init_cfg.checkpoint
-    return None
+def trust_pretrained(cfg: Config) -> None:
+    """Let the pretrained weights of our own parts be pickles of any kind."""
+    for part in walk_dicts(cfg.model):
+        if str(part.get('type')).startswith('mmsoft.'):
+            for init in _as_list(part.get('init_cfg')):
+                if _is_pretrained(init):
+                    init.trust = True
+
+
+def _pretrained_inits(cfg: Config) -> Iterator[ConfigDict]:
+    for part in walk_dicts(cfg.model):
+        yield from filter(_is_pretrained, _as_list(part.get('init_cfg')))
+
+
+def _as_list(init_cfg: Any) -> list:
+    return [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or ())
+
+
+def _is_pretrained(init: Mapping[str, Any]) -> bool:
+    """MMEngine takes the initialiser by name or as its class."""
+    return getattr(init.get('type'), '__name__', init.get('type')) in ('Pretrained', 'PretrainedInit')
 
 
 def check_data(cfg: Config, *modes: str) -> list[str]:

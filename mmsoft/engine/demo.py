@@ -1,8 +1,8 @@
 """``--demo``: any config on a miniature world drawn on the spot, smaller and shorter, from a random start."""
 
+import math
 import os
 from pathlib import Path
-from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.dist import get_dist_info
@@ -13,6 +13,7 @@ from mmsoft.datasets.miniature import write_world
 from .config import LOADERS, pipelines, walk_dicts, without_pretrained
 
 WORLD_OF = {'CocoDataset': 'coco', 'ADE20KDataset': 'ade20k', 'CityscapesDataset': 'cityscapes'}
+CLASSES = dict(CocoDataset=80, ADE20KDataset=150, CityscapesDataset=19)
 SIZE = (128, 160)  # height, width
 IMAGES, VAL_IMAGES = 240, 60
 BATCH = 4  # of all processes together
@@ -26,27 +27,32 @@ def overlay(cfg: Config, root: str | Path | None = None) -> None:
     for name in LOADERS:
         if cfg.get(name) is None:
             continue
-        cfg[name].update(num_workers=0, persistent_workers=False)
+        cfg[name].update(num_workers=0, persistent_workers=False, batch_size=1)
         split = 'train' if name == 'train_dataloader' else 'val'
         for leaf in leaf_datasets(cfg[name].dataset):
-            _use_world(leaf, root, split)
+            kind = _use_world(leaf, root, split)
         for pipeline in pipelines(cfg[name].dataset):
             _shrink(pipeline)
     for name in ('val_evaluator', 'test_evaluator'):
         for metric in walk_dicts(cfg.get(name)):
             if 'ann_file' in metric:
                 metric.ann_file = str(root / 'coco' / 'annotations' / 'instances_val2017.json')
-    cfg.train_dataloader.batch_size = max(1, BATCH // get_dist_info()[1])
+    cfg.train_dataloader.batch_size = _batch()[0]
     without_pretrained(cfg)
+    for part in walk_dicts(cfg.model):
+        if 'num_classes' in part:
+            part.num_classes = CLASSES[kind]
     _shrink_model(cfg.model)
     _shorten(cfg)
 
 
-def _use_world(leaf: ConfigDict, root: Path, split: str) -> None:
+def _use_world(leaf: ConfigDict, root: Path, split: str) -> str:
+    """Read the world that is like this data set; which kind it is."""
     kind = str(leaf.type).split('.')[-1]
     if kind not in WORLD_OF:
         raise ValueError(f'--demo has no miniature world for {leaf.type}; it has {", ".join(WORLD_OF)}')
     world = WORLD_OF[kind]
+    leaf.pop('metainfo', None)  # the world has the data set's own classes
     leaf.data_root = f'{write_world(world, root, IMAGES, VAL_IMAGES, SIZE)}/'
     if world == 'coco':
         leaf.ann_file, leaf.data_prefix = f'annotations/instances_{split}2017.json', dict(img=f'{split}2017/')
@@ -55,6 +61,7 @@ def _use_world(leaf: ConfigDict, root: Path, split: str) -> None:
         leaf.data_prefix = dict(img_path=f'images/{part}', seg_map_path=f'annotations/{part}')
     else:
         leaf.data_prefix = dict(img_path=f'leftImg8bit/{split}', seg_map_path=f'gtFine/{split}')
+    return kind
 
 
 def _shrink(pipeline: list[ConfigDict]) -> None:
@@ -75,7 +82,8 @@ def _shrink_model(model: ConfigDict) -> None:
     """Fewer proposals, which dominate on small images, and no regularisation, which a short training does not need."""
     if model.get('data_preprocessor', {}).get('size') is not None:
         model.data_preprocessor.size = SIZE
-    model.backbone.drop_path_rate = 0.0
+    if str(model.backbone.type).startswith('mmsoft.'):
+        model.backbone.drop_path_rate = 0.0
     for stage in ('train_cfg', 'test_cfg'):
         parts = model.get(stage) or {}
         for name in ('rpn', 'rpn_proposal'):
@@ -88,8 +96,8 @@ def _shrink_model(model: ConfigDict) -> None:
 def _shorten(cfg: Config) -> None:
     """A few epochs, one cosine, and the lr of a random start."""
     kind = 'labels' if 'decode_head' in cfg.model else 'masks' if 'roi_head' in cfg.model else 'boxes'
-    epochs, an_epoch = EPOCHS[kind], IMAGES // BATCH
-    steps = epochs * an_epoch
+    batch, processes = _batch()
+    epochs, steps = EPOCHS[kind], EPOCHS[kind] * math.ceil(IMAGES / (batch * processes))
     by_epoch = cfg.train_cfg.get('by_epoch', 'max_epochs' in cfg.train_cfg)
     if by_epoch:
         cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=max(1, epochs // 3))
@@ -106,8 +114,17 @@ def _shorten(cfg: Config) -> None:
     cfg.default_hooks.checkpoint.update(interval=epochs if by_epoch else steps, max_keep_ckpts=1)
 
 
+def _batch() -> tuple[int, int]:
+    """Images a process, and processes: together BATCH, or one each if they are more."""
+    processes = get_dist_info()[1]
+    return max(1, BATCH // processes), processes
+
+
 def describe(cfg: Config) -> str:
     """One line for the user."""
-    amount: Any = cfg.train_cfg.get('max_epochs')
-    length = f'{amount} epochs' if amount else f'{cfg.train_cfg.max_iters} iterations'
-    return f'demo: {IMAGES} drawn images of {SIZE[1]} x {SIZE[0]}, {length} of batches of {BATCH}, from a random start'
+    epochs, (batch, processes) = cfg.train_cfg.get('max_epochs'), _batch()
+    length = f'{epochs} epochs' if epochs else f'{cfg.train_cfg.max_iters} iterations'
+    return (
+        f'demo: {IMAGES} drawn images of {SIZE[1]} x {SIZE[0]}, {length} of batches of {batch * processes}, '
+        'from a random start'
+    )

@@ -1,6 +1,7 @@
 """What is done around every run: seeds, lasting checkpoints, bad losses, files that could not be read."""
 
 import json
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,12 +143,17 @@ class DrawPredictions(Hook):
     """Draws every tested image with its predictions into a folder."""
 
     def __init__(self, folder: str, score_thr: float = 0.3) -> None:
-        self.folder, self.score_thr, self.count = Path(folder), score_thr, 0
+        self.folder, self.score_thr = Path(folder), score_thr
 
     def after_test_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Sequence | None = None
     ) -> None:
-        meta = runner.test_dataloader.dataset.metainfo
+        dataset = runner.test_dataloader.dataset
+        images = dataset.data_prefix.get('img') or dataset.data_prefix.get('img_path') or '.'
         for sample in outputs:
-            picture = draw_sample(mmcv.imread(sample.img_path), sample, meta, self.score_thr)
-            mmcv.imwrite(picture, str(self.folder / f'{Path(sample.img_path).stem}.jpg'))
+            image = mmcv.imread(sample.img_path)
+            if image is None:  # a broken file, which the model has seen as black
+                image = np.zeros((*sample.ori_shape, 3), np.uint8)
+            picture = draw_sample(image, sample, dataset.metainfo, self.score_thr)
+            name = Path(os.path.relpath(sample.img_path, images)).with_suffix('.jpg')
+            mmcv.imwrite(picture, str(self.folder / name))

@@ -1,6 +1,9 @@
 """Several processes, on GPUs as MMEngine starts them and on CPUs through gloo."""
 
 import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
 
 import torch
 
@@ -14,10 +17,21 @@ _VARIABLES = {
 _STARTERS = {'pytorch': 'torchrun (tools/dist_train.sh)', 'slurm': 'srun (tools/slurm_train.sh)', 'mpi': 'mpirun'}
 
 
-def start_processes(launcher: str) -> None:
-    """Join the other processes, if a launcher started several; where there is a GPU, MMEngine does it."""
-    if launcher == 'none' or torch.distributed.is_initialized():
+def start_processes(launcher: str, dist_cfg: Mapping[str, Any] | None = None) -> None:
+    """Join the other processes, if a launcher started several; where there is a GPU, MMEngine does it.
+
+    ``dist_cfg`` is the config's: a backend for GPUs (CPUs take gloo), a timeout in seconds.
+    """
+    if torch.distributed.is_initialized():
         return
+    if launcher == 'none':
+        if int(os.environ.get('WORLD_SIZE', 1)) > 1:
+            raise RuntimeError(
+                f'torchrun started {os.environ["WORLD_SIZE"]} processes that do not know of each other; '
+                'add --launcher pytorch'
+            )
+        return
+    dist_cfg = {'backend': 'nccl', **(dist_cfg or {})}
     missing = [name for name in _VARIABLES[launcher] if name not in os.environ]
     if missing:
         raise RuntimeError(
@@ -27,7 +41,7 @@ def start_processes(launcher: str) -> None:
     if torch.cuda.is_available():
         from mmengine.dist import init_dist
 
-        init_dist(launcher, backend='nccl')
+        init_dist(launcher, **dist_cfg)
         return
     for ours, theirs in zip(_VARIABLES['pytorch'], _VARIABLES[launcher], strict=True):
         os.environ[ours] = os.environ[theirs]
@@ -35,7 +49,15 @@ def start_processes(launcher: str) -> None:
         os.environ['MASTER_ADDR'] = _first_host(os.environ['SLURM_JOB_NODELIST'])
     os.environ.setdefault('MASTER_ADDR', '127.0.0.1')
     os.environ.setdefault('MASTER_PORT', '29500')
-    torch.distributed.init_process_group('gloo')
+    seconds = dist_cfg.get('timeout')
+    torch.distributed.init_process_group('gloo', timeout=None if seconds is None else timedelta(seconds=seconds))
+
+
+def part_processes() -> None:
+    """Wait for the others and leave in order: threads of gloo that still run at the end abort the process."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def _first_host(nodes: str) -> str:

@@ -107,13 +107,21 @@ def _check_resumable(checkpoint: dict) -> None:
 
 
 def latest_checkpoint(work_dir: str | Path) -> Path | None:
-    """The last ``epoch_*.pth`` or ``iter_*.pth`` of a work directory; being there, it is whole."""
-    numbered = {}
-    for path in Path(work_dir).glob('*.pth'):
-        number = re.fullmatch(r'(?:epoch|iter)_(\d+)\.pth', path.name)
-        if number:
-            numbered[int(number[1])] = path
-    return numbered[max(numbered)] if numbered else None
+    """The last checkpoint of a work directory; being there under its own name, it is whole.
+
+    The newest ``epoch_*.pth`` or ``iter_*.pth``; where there are none, as with a name or a folder of one's own
+    choice, the one that MMEngine took down.
+    """
+    usual = [path for path in Path(work_dir).glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+\.pth', path.name)]
+    if usual:
+        return max(usual, key=lambda path: (path.stat().st_mtime_ns, int(path.stem.split('_')[1])))
+    note = Path(work_dir, 'last_checkpoint')
+    if note.is_file() and note.read_text().strip():
+        path = Path(note.read_text().strip())
+        if not path.is_file():
+            raise CheckpointError(f'{str(note)!r} names {str(path)!r}, which is gone: give a checkpoint to --resume')
+        return path
+    return None
 
 
 @OPTIM_WRAPPERS.register_module()

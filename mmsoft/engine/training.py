@@ -1,10 +1,11 @@
 """Training and testing from a config file: everything that can fail early fails before a model is built."""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import mmcv
 import torch
@@ -14,13 +15,15 @@ from mmengine.dist import barrier, is_main_process
 from mmengine.logging import print_log
 
 from mmsoft.checkpoints import read_checkpoint
-from mmsoft.versions import require
+from mmsoft.versions import REQUIREMENTS, require
 from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
 
 from . import demo as demo_world
-from .config import FAULTS, LOADERS, check_data, check_pretrained, pipelines, without_pretrained
+from .config import check_data, check_pretrained, read_safely, trust_pretrained, without_pretrained
 from .launch import start_processes
 from .runner import PARTIAL, Runner, latest_checkpoint
+
+FAULTS = 'faults.jsonl'  # in the work directory: files that could not be read
 
 
 def train(
@@ -32,17 +35,22 @@ def train(
     auto_scale_lr: bool = False,
     pretrained: bool = True,
     demo: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     launcher: str = 'none',
     trust_checkpoint: bool = False,
 ) -> Runner:
     """Train as the config says; the Runner that did it. ``resume`` is a checkpoint, or 'auto' for the last one here."""
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
-    cfg.randomness = dict(cfg.get('randomness') or {}, seed=seed)
+    lock = _lock(work_dir)
+    randomness = dict(cfg.get('randomness') or {})
+    cfg.randomness = dict(randomness, seed=randomness.get('seed') or 0 if seed is None else seed)
     _resume_from(cfg, resume)
+    _keep_faults(cfg, FAULTS, fresh=not cfg.get('resume'))
     if not pretrained or cfg.get('resume') or cfg.get('load_from'):
         without_pretrained(cfg)  # the weights come from elsewhere, or are not wanted
     check_pretrained(cfg)
+    if trust_checkpoint:
+        trust_pretrained(cfg)
     if amp:
         _use_amp(cfg)
     if auto_scale_lr:
@@ -60,6 +68,7 @@ def train(
     runner = Runner.from_cfg(cfg)
     _check_room(runner)
     runner.train()
+    lock.close()
     return runner
 
 
@@ -83,6 +92,7 @@ def evaluate(
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume, cfg.load_from = False, None
     without_pretrained(cfg)
+    _keep_faults(cfg, f'test_{FAULTS}', fresh=True)
     _report_data(cfg, 'test')
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [cfg.test_evaluator]
     for metric in evaluators:
@@ -106,39 +116,30 @@ def evaluate(
 
 def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkpoint: bool) -> None:
     """What training and testing share."""
-    require('mmcv', cfg.get('default_scope', 'mmengine'))
-    start_processes(launcher)
+    scope = cfg.get('default_scope', 'mmengine')
+    require('mmcv', *(name for name in (scope,) if name in REQUIREMENTS))
+    start_processes(launcher, (cfg.get('env_cfg') or {}).get('dist_cfg'))
     cfg.launcher, cfg.work_dir, cfg.trust_checkpoint = launcher, work_dir, trust_checkpoint
     if demo:
         demo_world.overlay(cfg)
-        print_log(demo_world.describe(cfg))
+        if is_main_process():
+            print(demo_world.describe(cfg), flush=True)
     _check_work_dir(work_dir)
     if get_device() == 'cpu':
         cfg.pop('sync_bn', None)
-    record = str(Path(work_dir, FAULTS))
-    for name in LOADERS:
-        for pipeline in pipelines(cfg[name].dataset) if cfg.get(name) else ():
-            _read_safely(pipeline, record, name == 'train_dataloader', _num_classes(cfg))
-    _add_hooks(cfg, dict(type='mmsoft.ReportFaults', record=record))
 
 
 def _add_hooks(cfg: Config, *hooks: dict) -> None:
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *hooks]
 
 
-def _num_classes(cfg: Config) -> int | None:
-    """Of a segmentor, whose labels are checked against it."""
-    head = cfg.model.get('decode_head')
-    return (head[-1] if isinstance(head, list) else head).num_classes if head else None
-
-
-def _read_safely(pipeline: list, record: str, training: bool, num_classes: int | None) -> None:
-    """Wrap the loading steps in ``mmsoft.ReadSafely``."""
-    for index, step in enumerate(pipeline):
-        if str(step.type).split('.')[-1] in ('LoadImageFromFile', 'LoadAnnotations'):
-            pipeline[index] = ConfigDict(
-                type='mmsoft.ReadSafely', loader=step, record=record, training=training, num_classes=num_classes
-            )
+def _keep_faults(cfg: Config, name: str, fresh: bool) -> None:
+    """Files that cannot be read go on record in the work directory."""
+    record = Path(cfg.work_dir, name)
+    if fresh and is_main_process():
+        record.unlink(missing_ok=True)
+    read_safely(cfg, record)
+    _add_hooks(cfg, dict(type='mmsoft.ReportFaults', record=str(record)))
 
 
 def _seed_samples(cfg: Config) -> None:
@@ -153,14 +154,16 @@ def _resume_from(cfg: Config, resume: str | None) -> None:
         resume = 'auto'
     if resume is None:
         return
-    found = latest_checkpoint(cfg.work_dir) if resume == 'auto' else Path(resume)
-    if found is None:
-        print_log(f'nothing to resume in {cfg.work_dir!r}: training starts from the beginning', logger='current')
-        cfg.resume = False
-        return
-    if resume != 'auto':
-        read_checkpoint(found, cfg.trust_checkpoint)  # says at once what is wrong with it
-    cfg.resume, cfg.load_from = True, str(found)
+    if resume == 'auto':
+        found = latest_checkpoint(cfg.work_dir)
+        if found is None:
+            cfg.resume = False
+            print_log(f'nothing to resume in {cfg.work_dir!r}: training starts from the beginning', logger='current')
+            return
+        resume = str(found)
+    elif is_main_process():
+        read_checkpoint(resume, cfg.trust_checkpoint)  # says at once what is wrong with it
+    cfg.resume, cfg.load_from = True, resume
 
 
 def _use_amp(cfg: Config) -> None:
@@ -195,12 +198,25 @@ def _check_work_dir(work_dir: str) -> None:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b'x' * 4096)
         probe.unlink()
-        for partial in probe.parent.glob(f'*{PARTIAL}') if is_main_process() else ():
-            partial.unlink(missing_ok=True)  # of a run that was killed while it wrote
     except OSError as error:
         raise OSError(
             f'the work directory {work_dir!r} cannot be written: {error}; name another one with --work-dir'
         ) from error
+
+
+def _lock(work_dir: str) -> TextIO:
+    """Held while training: two runs would overwrite each other's files. The system lets go of it whatever happens."""
+    lock = Path(work_dir, '.lock').open('w')  # noqa: SIM115 - the caller closes it
+    if is_main_process():
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not shared with data workers
+        except OSError as error:
+            raise OSError(
+                f'another training is at work in {work_dir!r} ({error}); end it first, or name another --work-dir'
+            ) from error
+        for partial in Path(work_dir).glob(f'*{PARTIAL}'):
+            partial.unlink()  # of a run that was killed while it wrote
+    return lock
 
 
 def _check_room(runner: Runner) -> None:
