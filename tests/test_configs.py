@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import Runner
 from small_runs import narrow_model
 
 import mmsoft
@@ -192,3 +193,55 @@ def test_options_move_the_data_and_name_mistakes(monkeypatch):
         load_config('configs/retina.py')
     with pytest.raises(FileNotFoundError, match="no config 'retina'; it has mask_rcnn_soft"):
         mmsoft.config_path('retina')
+
+
+def test_pretrained_weights_are_found_wherever_they_are_asked_for(tmp_path):
+    """In a list beside other initialisers as well, which --no-pretrained leaves alone."""
+    cfg = load_config(CONFIGS[0])
+    other = dict(type='Constant', layer='Linear', val=0.5)
+    cfg.model.backbone.init_cfg = [other, dict(type='Pretrained', checkpoint=str(tmp_path / 'none.pth'))]
+    with pytest.raises(mmsoft.checkpoints.CheckpointError, match=r'none\.pth'):
+        check_pretrained(cfg)
+    without_pretrained(cfg)
+    assert cfg.model.backbone.init_cfg == [other]
+    check_pretrained(cfg)
+
+
+def test_a_runs_own_config_is_what_it_was_made_from(tmp_path):
+    """The wrappers of a run do not pile up."""
+    from mmsoft.engine.config import read_safely
+    from mmsoft.engine.training import _seed_samples
+
+    cfg = load_config(CONFIGS[0])
+    before = cfg.train_dataloader.to_dict(), cfg.val_dataloader.to_dict()
+    read_safely(cfg, tmp_path / 'faults.jsonl')
+    _seed_samples(cfg)
+    assert cfg.train_dataloader.to_dict() != before[0]
+    cfg.dump(tmp_path / 'dumped.py')
+    again = load_config(tmp_path / 'dumped.py')
+    assert (again.train_dataloader.to_dict(), again.val_dataloader.to_dict()) == before
+
+
+@pytest.mark.parametrize('library', ['mmdet', 'mmseg'])
+def test_the_demo_lies_over_any_config(library, tmp_path, monkeypatch):
+    """Also over one with another backbone, classes of its own and batches in validation."""
+    from mmsoft.engine import demo
+
+    monkeypatch.setattr(demo, 'IMAGES', 4)
+    monkeypatch.setattr(demo, 'VAL_IMAGES', 2)
+    package = Path(importlib.import_module(library).__file__).parent / '.mim' / 'configs'
+    name = dict(mmdet='mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py', mmseg='upernet/upernet_r50_4xb4-80k_ade20k-512x512.py')[
+        library
+    ]
+    cfg = load_config(package / name)
+    cfg.val_dataloader.batch_size = 3
+    cfg.train_dataloader.dataset.metainfo = dict(classes=('mine',))
+    (cfg.model.roi_head.bbox_head if library == 'mmdet' else cfg.model.decode_head).num_classes = 1
+    demo.overlay(cfg, tmp_path)
+    init_default_scope(library)
+    model = revert_sync_batchnorm(MODELS.build(cfg.model)).eval()
+    for name in ('train', 'val'):
+        data = Runner.build_dataloader(cfg[f'{name}_dataloader'], seed=0)
+        with torch.no_grad():
+            samples = model.test_step(next(iter(data)))
+        assert len(samples) == cfg[f'{name}_dataloader'].batch_size

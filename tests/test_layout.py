@@ -129,3 +129,16 @@ def test_remarks_count_what_is_not_trained_on(worlds: Path, tmp_path: Path) -> N
 def test_an_unknown_type_is_named() -> None:
     with pytest.raises(ValueError, match="type 'CoccoDataset' is not registered in 'mmdet'"):
         check(dict(type='CoccoDataset'))
+
+
+def test_annotations_of_other_classes_are_an_error(worlds: Path, tmp_path: Path) -> None:
+    """The forgotten metainfo: nothing would be left to train on."""
+    shutil.copytree(worlds / 'coco', tmp_path / 'coco')
+
+    def rename(content: dict) -> None:
+        for category in content['categories']:
+            category['name'] = f'my {category["name"]}'
+
+    rewrite_coco(tmp_path / 'coco', rename)
+    with pytest.raises(DataError, match=r'are my person(.|\n)*the config expects person(.|\n)*metainfo=dict\(classes'):
+        check(config('coco', tmp_path))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.dataset import InfiniteSampler
-from mmengine.registry import DefaultScope
+from mmengine.registry import DATASETS, DefaultScope
 from mmengine.runner import Runner
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 from small_worlds import SCOPES, config, safely
@@ -168,3 +168,10 @@ def test_a_resumed_stream_goes_on_as_if_uninterrupted(ade20k: Path) -> None:
         for _ in range(5):
             next(iterator)
     assert same(flatten(islice(iterator, 3)), whole[10:])
+
+
+def test_what_hooks_set_reaches_the_data_set(coco: Path) -> None:
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        dataset = DATASETS.build(dict(type='mmsoft.SeededDataset', dataset=config('coco', coco)))
+    dataset.pipeline = 'another'
+    assert dataset.dataset.pipeline == 'another'

@@ -1,6 +1,9 @@
 """Several processes, on GPUs as MMEngine starts them and on CPUs through gloo."""
 
+import atexit
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -54,10 +57,19 @@ def start_processes(launcher: str, dist_cfg: Mapping[str, Any] | None = None) ->
 
 
 def part_processes() -> None:
-    """Wait for the others and leave in order: threads of gloo that still run at the end abort the process."""
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    """At the end of a tool: wait for the others and leave in order."""
+    if not torch.distributed.is_initialized():
+        return
+    gloo = torch.distributed.get_backend() == 'gloo'
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    if gloo:
+        # threads of gloo outlive the process group, and now and then abort a process that ends in the usual way
+        atexit._run_exitfuncs()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _first_host(nodes: str) -> str:
