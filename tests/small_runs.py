@@ -98,9 +98,12 @@ def command(
     return [*launcher, str(TOOLS / f'{tool}.py'), *arguments, '--launcher', 'pytorch']
 
 
+# One thread: sums come out the same in every run, and processes do not compete.
+ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS='1')
+
+
 def run(tool: str, *arguments: object, check: bool = True, **options: object) -> subprocess.CompletedProcess:
-    environment = dict(os.environ, OMP_NUM_THREADS='1')
-    done = subprocess.run(command(tool, *arguments, **options), env=environment, capture_output=True, text=True)
+    done = subprocess.run(command(tool, *arguments, **options), env=ENVIRONMENT, capture_output=True, text=True)
     assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done
 

@@ -240,8 +240,10 @@ def test_the_demo_lies_over_any_config(library, tmp_path, monkeypatch):
     demo.overlay(cfg, tmp_path)
     init_default_scope(library)
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).eval()
-    for name in ('train', 'val'):
-        data = Runner.build_dataloader(cfg[f'{name}_dataloader'], seed=0)
-        with torch.no_grad():
-            samples = model.test_step(next(iter(data)))
-        assert len(samples) == cfg[f'{name}_dataloader'].batch_size
+    batch = next(iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)))
+    inputs = model.data_preprocessor(batch, training=True)['inputs']
+    assert inputs.shape[:2] == (demo.BATCH, 3)
+    assert max(inputs.shape[2:]) == max(demo.SIZE)
+    with torch.no_grad():
+        (sample,) = model.test_step(next(iter(Runner.build_dataloader(cfg.val_dataloader, seed=0))))
+    assert sample.img_shape == demo.SIZE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import command, dump, losses, run, small_config
+from small_runs import ENVIRONMENT, command, dump, losses, run, small_config
 
 from mmsoft.checkpoints import read_checkpoint
 from mmsoft.engine.runner import latest_checkpoint
@@ -37,7 +37,7 @@ def kill_when(appears, arguments):
     """Start, wait until the file is there, kill -9 the whole group."""
     process = subprocess.Popen(
         arguments,
-        env=dict(os.environ, OMP_NUM_THREADS='1'),
+        env=ENVIRONMENT,
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -90,7 +90,7 @@ def test_a_kill_while_a_checkpoint_is_written_loses_nothing(tmp_path):
         """)
     )
     python, *arguments = command('train', config, '--work-dir', tmp_path / 'run')
-    killed = subprocess.run([python, killer, *arguments], capture_output=True)
+    killed = subprocess.run([python, killer, *arguments], env=ENVIRONMENT, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
     assert [path.name for path in sorted((tmp_path / 'run').glob('*.p*t*'))] == ['epoch_1.pth', 'epoch_2.pth.part']
     assert latest_checkpoint(tmp_path / 'run').name == 'epoch_1.pth'
@@ -124,8 +124,7 @@ def start_by_hand(arguments, launcher):
             line = [*command('train', *arguments), '--launcher', 'slurm']
         else:
             variables, line = {}, command('train', *arguments, processes=2, port=29514, node=(rank, 2))
-        environment = dict(os.environ, OMP_NUM_THREADS='1', MASTER_PORT='29516')
-        environment.update({name: str(value) for name, value in variables.items()})
+        environment = dict(ENVIRONMENT, MASTER_PORT='29516', **{name: str(value) for name, value in variables.items()})
         started.append(subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     assert [process.wait(timeout=240) for process in started] == [0, 0]
 
@@ -213,7 +212,7 @@ def test_what_is_wrong_is_said_before_anything_is_built(tmp_path, monkeypatch):
     with (tmp_path / 'run' / '.lock').open('w') as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         assert 'another training is at work' in error_of(config, '--work-dir', tmp_path / 'run')
-    monkeypatch.setenv('WORLD_SIZE', '2')
+    monkeypatch.setitem(ENVIRONMENT, 'WORLD_SIZE', '2')
     assert 'add --launcher pytorch' in error_of(config, '--work-dir', tmp_path / 'run')
     assert not list((tmp_path / 'run').glob('*/*.log'))
 
