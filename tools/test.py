@@ -11,7 +11,7 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
-from mmsoft.engine.launch import part_processes
+from mmsoft.engine.launch import LAUNCHERS, part_processes
 from mmsoft.engine.training import evaluate
 
 
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
     )
-    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    parser.add_argument('--launcher', choices=LAUNCHERS, default='none')
     parser.add_argument('--local-rank', '--local_rank', type=int, help=argparse.SUPPRESS)  # old launchers pass it
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
