@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
+from mmengine.registry import init_default_scope
 
 from mmsoft.checkpoints import CheckpointError
 from mmsoft.datasets.layout import check_dataset
+from mmsoft.models.backbone import is_pretrained
 
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 # What wraps a part of a config for a run: type -> where the part is.
@@ -122,7 +124,7 @@ def walk_dicts(node: Any) -> Iterator[ConfigDict]:
 def without_pretrained(cfg: Config) -> None:
     """Take the pretrained weights out of every part of the model; other initialisers stay."""
     for part in walk_dicts(cfg.model):
-        others = [init for init in _as_list(part.get('init_cfg')) if not _is_pretrained(init)]
+        others = [init for init in _as_list(part.get('init_cfg')) if not is_pretrained(init)]
         if len(others) < len(_as_list(part.get('init_cfg'))):
             part.init_cfg = others or None
         if 'pretrained' in part:
@@ -131,7 +133,7 @@ def without_pretrained(cfg: Config) -> None:
 
 def check_pretrained(cfg: Config) -> None:
     """Raise unless every local file that the model starts from exists."""
-    for source in (init.checkpoint for init in _pretrained_inits(cfg)):
+    for source in (init.checkpoint for part in walk_dicts(cfg.model) for init in _pretrained_inits(part)):
         if '://' not in source and not Path(source).expanduser().is_file():
             raise CheckpointError(
                 f'the pretrained weights {source!r} do not exist (working directory {str(Path.cwd())!r}). '
@@ -145,29 +147,20 @@ def trust_pretrained(cfg: Config) -> None:
     """Let the pretrained weights of our own parts be pickles of any kind."""
     for part in walk_dicts(cfg.model):
         if str(part.get('type')).startswith('mmsoft.'):
-            for init in _as_list(part.get('init_cfg')):
-                if _is_pretrained(init):
-                    init.trust = True
+            for init in _pretrained_inits(part):
+                init.trust = True
 
 
-def _pretrained_inits(cfg: Config) -> Iterator[ConfigDict]:
-    for part in walk_dicts(cfg.model):
-        yield from filter(_is_pretrained, _as_list(part.get('init_cfg')))
+def _pretrained_inits(part: Mapping[str, Any]) -> Iterator[ConfigDict]:
+    yield from filter(is_pretrained, _as_list(part.get('init_cfg')))
 
 
 def _as_list(init_cfg: Any) -> list:
     return [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or ())
 
 
-def _is_pretrained(init: Mapping[str, Any]) -> bool:
-    """MMEngine takes the initialiser by name or as its class."""
-    return getattr(init.get('type'), '__name__', init.get('type')) in ('Pretrained', 'PretrainedInit')
-
-
 def check_data(cfg: Config, *modes: str) -> list[str]:
     """Raise DataError unless the data of these modes (train, val, test) is complete; give remarks on annotations."""
-    from mmengine.registry import init_default_scope
-
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     remarks = {}
     for mode in modes:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -188,7 +189,7 @@ def _report_data(cfg: Config, *modes: str) -> None:
     """One process looks; what it finds missing stops all."""
     if is_main_process():
         for remark in check_data(cfg, *modes):
-            print_log(remark, logger='current', level=30)
+            print_log(remark, logger='current', level=logging.WARNING)
     barrier()
 
 

@@ -88,13 +88,13 @@ class Backbone(nn.Module):
         """
         configs = [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
         for cfg in configs:
-            if not isinstance(cfg, dict) or 'type' not in cfg or (_is_pretrained(cfg) and 'checkpoint' not in cfg):
+            if not isinstance(cfg, dict) or 'type' not in cfg or (is_pretrained(cfg) and 'checkpoint' not in cfg):
                 raise ValueError(
                     "init_cfg is a dict such as dict(type='Pretrained', checkpoint='file.pth'), or a list of them; "
                     f'got {self.init_cfg!r}'
                 )
-        pretrained = [cfg for cfg in configs if _is_pretrained(cfg)]
-        others = [cfg for cfg in configs if not _is_pretrained(cfg)]
+        pretrained = [cfg for cfg in configs if is_pretrained(cfg)]
+        others = [cfg for cfg in configs if not is_pretrained(cfg)]
         if others:
             from mmengine.model import initialize
 
@@ -108,7 +108,7 @@ class Backbone(nn.Module):
             load_pretrained(self, **options)
 
 
-def _is_pretrained(cfg: dict) -> bool:
+def is_pretrained(cfg: dict) -> bool:
     """MMEngine takes the initialiser by name or as its class."""
     return getattr(cfg.get('type'), '__name__', cfg.get('type')) in ('Pretrained', 'PretrainedInit')
 
