@@ -7,7 +7,18 @@ from typing import Any
 __version__ = '0.1.0'
 
 _MODELS = ('SOFT', 'SOFTClassifier')
-_ROOMS = ('checkpoints', 'datasets', 'engine', 'layers', 'models', 'ops', 'registry', 'versions', 'visualization')
+_ROOMS = (
+    'checkpoints',
+    'datasets',
+    'engine',
+    'layers',
+    'models',
+    'ops',
+    'registry',
+    'timm',
+    'versions',
+    'visualization',
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -308,7 +308,7 @@ def test_keys_of_stage_four_are_exact_up_to_the_bound_and_averaged_beyond():
             # tokens that are constant over 2 x 2 patches lose nothing by being averaged, whatever leads them
             patches = torch.randn(1, 64, 25, 40).repeat_interleave(2, 2).repeat_interleave(2, 3)
             tokens = torch.cat((torch.randn(1, leading, 64), patches.flatten(2).transpose(1, 2)), 1)
-            assert attention._average(tokens, (50, 80))[0].shape[1] == leading + 25 * 40
+            assert attention._keys(tokens, (50, 80))[0].shape[1] == leading + 25 * 40
             assert relative_error(attention(tokens, (50, 80)), unbounded(tokens, (50, 80))) < 1e-5
 
 
@@ -349,7 +349,7 @@ def test_bad_options_are_named(options, message):
 
 def test_a_wrong_image_is_named():
     for shape in ((3, 64, 64), (1, 1, 64, 64)):
-        with pytest.raises(ValueError, match=r'SOFT takes images \(B, 3, H, W\); got x \(') as error:
+        with pytest.raises(ValueError, match=r'the model takes images \(B, 3, H, W\); got x \(') as error:
             mini()(torch.zeros(shape))
         assert str(shape) in str(error.value)
 

@@ -12,7 +12,7 @@ from mmsoft import versions
 
 ROOT = Path(__file__).parent.parent
 # A module imports from its own room and from rooms to the left of it.
-ROOMS = ['versions', 'ops', 'layers', 'models', 'datasets', 'checkpoints', 'visualization', 'engine']
+ROOMS = ['versions', 'ops', 'layers', 'models', 'datasets', 'checkpoints', 'timm', 'visualization', 'engine']
 # These work without OpenMMLab; the others are made for it.
 STANDALONE = ['ops', 'layers', 'models', 'checkpoints']
 # MMEngine's entry stands outside the order.

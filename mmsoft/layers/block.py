@@ -23,6 +23,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, C) -> the same shape."""
+        if torch.jit.is_scripting():
+            return self._run(x)
         rows = max(HIDDEN_SLICE // self.fc1.out_features, 1)
         if is_compiling() or x.device.type != 'cpu' or x.shape[0] * x.shape[1] <= rows:
             return self._run(x)

@@ -40,7 +40,7 @@ class Landmarks(nn.Module):
             picked = self._pick(q, grid)  # (B, m, h * d)
             return picked.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
         windows = to_landmark_windows(q.transpose(1, 2).unflatten(2, grid), self.ratio, self.num_landmarks)
-        windows = windows.reshape(batch * heads, self.head_dim, *windows.shape[-2:])
+        windows = windows.reshape(batch * heads, self.head_dim, windows.shape[-2], windows.shape[-1])
         if self.sampling == 'avg_pool':
             pooled = F.avg_pool2d(windows, self.ratio).flatten(2).transpose(1, 2)
         else:
@@ -48,7 +48,7 @@ class Landmarks(nn.Module):
         return pooled.unflatten(0, (batch, heads))
 
     def _pick(self, q: Tensor, grid: tuple[int, int]) -> Tensor:
-        gh, gw = landmark_grid(*grid, self.ratio, self.num_landmarks)
+        gh, gw = landmark_grid(grid[0], grid[1], self.ratio, self.num_landmarks)
         count = gh * gw
         if self.sampling == 'first':
             return q[:, :count]

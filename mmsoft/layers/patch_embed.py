@@ -23,7 +23,9 @@ class ConvUnit(nn.Sequential):
         if self.tile is not None:
             height, width = x.shape[-2:]
             x = F.pad(x, (0, -width % self.tile, 0, -height % self.tile))
-        return super().forward(x)
+        for layer in self:
+            x = layer(x)
+        return x
 
 
 STEM_WIDTH = 32

@@ -15,12 +15,12 @@ class PositionTable(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> the same shape."""
-        return x + resize_table(self.table, x.shape[-2:]).permute(0, 3, 1, 2)
+        return x + resize_table(self.table, (x.shape[2], x.shape[3])).permute(0, 3, 1, 2)
 
 
 def resize_table(table: Tensor, grid: tuple[int, int]) -> Tensor:
     """(1, h, w, C) -> (1, H, W, C), bilinear with corners not aligned; unchanged if the size is."""
-    if tuple(table.shape[1:3]) == tuple(grid):
+    if (table.shape[1], table.shape[2]) == grid:
         return table
-    table = F.interpolate(table.permute(0, 3, 1, 2), size=tuple(grid), mode='bilinear', align_corners=False)
+    table = F.interpolate(table.permute(0, 3, 1, 2), size=grid, mode='bilinear', align_corners=False)
     return table.permute(0, 2, 3, 1)

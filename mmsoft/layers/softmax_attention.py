@@ -26,11 +26,10 @@ class SoftmaxAttention(nn.Module):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W) -> the same shape."""
-        source, log_weight = x, None
-        if self.max_keys is not None and grid[0] * grid[1] > self.max_keys:
-            source, log_weight = self._average(x, grid)
+        source, log_weight = self._keys(x, grid)
         q = self._split(self.q(x))
-        k, v = map(self._split, self.kv(source).chunk(2, -1))
+        k, v = self.kv(source).chunk(2, -1)
+        k, v = self._split(k), self._split(v)
         if log_weight is not None:
             log_weight = log_weight.to(q.dtype)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=log_weight)
@@ -39,11 +38,16 @@ class SoftmaxAttention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, h, N, d)
 
-    def _average(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
-        """Leading tokens and the averaged grid; a bias that counts each average as its many tokens."""
+    def _keys(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+        """Tokens for keys and values: all, or the leading ones and the averaged grid.
+
+        With these comes a bias that counts each average as its many tokens.
+        """
         count = grid[0] * grid[1]
+        if self.max_keys is None or count <= self.max_keys:
+            return x, None
         leading, tokens = x[:, : x.shape[1] - count], x[:, x.shape[1] - count :]
-        small = bounded_grid(*grid, max(self.max_keys // 2, 1))
+        small = bounded_grid(grid[0], grid[1], max(self.max_keys // 2, 1))
         pooled = F.adaptive_avg_pool2d(tokens.transpose(1, 2).unflatten(2, grid), small)
         pooled = pooled.flatten(2).transpose(1, 2)
         if not leading.shape[1]:

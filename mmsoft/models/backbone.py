@@ -15,8 +15,6 @@ class Backbone(nn.Module):
     heads can be built from them.
     """
 
-    stages: nn.ModuleList
-
     def __init__(
         self,
         dims: Sequence[int],

@@ -38,6 +38,13 @@ LOCAL_KERNELS = (9, 5, 3)  # depth-wise kernel on the values, stages 1 to 3
 MAX_KEYS = 2048
 
 
+def to_channels_last(x: Tensor, in_channels: int) -> Tensor:
+    """Images in the layout that every stage keeps: (B, C, H, W) with tokens contiguous in memory."""
+    if not torch.jit.is_scripting():
+        check(x.dim() == 4 and x.shape[1] == in_channels, f'the model takes images (B, {in_channels}, H, W)', x=x)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 class Stage(nn.Module):
     """Patch embedding, position table, layers."""
 
@@ -59,7 +66,7 @@ class Stage(nn.Module):
     def run_blocks(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         """(B, T + H * W, C) with T leading tokens -> the same shape."""
         for block in self.blocks:
-            if self.with_cp and self.training and torch.is_grad_enabled():
+            if not torch.jit.is_scripting() and self.with_cp and self.training and torch.is_grad_enabled():
                 tokens = checkpoint(block, tokens, grid, use_reentrant=False)
             else:
                 tokens = block(tokens, grid)
@@ -147,16 +154,7 @@ class SOFT(Backbone):
         self.train()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return super().forward(self._to_channels_last(x))
-
-    def _to_channels_last(self, x: Tensor) -> Tensor:
-        """Images in the layout that every stage keeps: (B, C, H, W) with tokens contiguous in memory."""
-        check(
-            x.dim() == 4 and x.shape[1] == self.in_channels,
-            f'{type(self).__name__} takes images (B, {self.in_channels}, H, W)',
-            x=x,
-        )
-        return x.contiguous(memory_format=torch.channels_last)
+        return super().forward(to_channels_last(x, self.in_channels))
 
     def _to_output(self, x: Tensor, index: int) -> Tensor:
         if index < len(STRIDES) - 1:

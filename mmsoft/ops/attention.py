@@ -31,7 +31,6 @@ def softmax_free_attention(
     q: Tensor,
     landmarks: Tensor,
     v: Tensor,
-    *,
     normalize: bool = True,
     iterations: int = 20,
     backward: str = 'unrolled',
@@ -42,6 +41,8 @@ def softmax_free_attention(
     Gives (B, h, N, e) in v's dtype, computed in float32 or better whatever the autocast dtype; values
     that float16 cannot hold saturate.
     """
+    if torch.jit.is_scripting():  # TorchScript knows no such contexts
+        return _attend(q, landmarks, v, normalize, iterations, backward)
     check(
         q.dim() == landmarks.dim() == v.dim() == 4
         and q.shape[:2] == landmarks.shape[:2] == v.shape[:2]
@@ -52,23 +53,35 @@ def softmax_free_attention(
         landmarks=landmarks,
         v=v,
     )
-    dtype = compute_dtype(q, landmarks, v)
+    with no_autocast(q):
+        return _attend(q, landmarks, v, normalize, iterations, backward)
+
+
+def _attend(
+    q: Tensor,
+    landmarks: Tensor,
+    v: Tensor,
+    normalize: bool,
+    iterations: int,
+    backward: str,
+    ridge: float = RIDGE,
+) -> Tensor:
+    dtype = compute_dtype([q, landmarks, v])
     if not normalize and q.device.type == 'cpu':
         # Without normalisation large terms cancel: rounding in float32, which differs from batch to batch,
         # would show in the fifth digit. A CPU has float64 at half the speed; a GPU would pay far more.
         dtype = torch.float64
-    with no_autocast(q):
-        p = gaussian_kernel(q.to(dtype), landmarks.to(dtype))  # (B, h, N, m)
-        a = gaussian_gram(landmarks.to(dtype))  # (B, h, m, m)
-        # P' v first: associated this way no N x m x m product arises
-        context = torch.matmul(p.transpose(-1, -2), v.to(dtype))  # (B, h, m, e)
-        # the closed gradient treats alpha as a constant, so nothing of it needs recording
-        with torch.set_grad_enabled(torch.is_grad_enabled() and backward != 'closed'):
-            alpha = guarded_scale(a) if normalize else matrix_scale(a)
-        if normalize:
-            root = a.sum(-1, keepdim=True).rsqrt()  # D^(-1/2) as (B, h, m, 1)
-            context = root * torch.matmul(newton_inverse(a, alpha, iterations, backward), root * context)
-        else:
-            ridged = a + RIDGE * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-            context = torch.matmul(newton_inverse(ridged, alpha, iterations, backward), context)
-        return saturating_cast(torch.matmul(p, context), v.dtype)
+    p = gaussian_kernel(q.to(dtype), landmarks.to(dtype))  # (B, h, N, m)
+    a = gaussian_gram(landmarks.to(dtype))  # (B, h, m, m)
+    # P' v first: associated this way no N x m x m product arises
+    context = torch.matmul(p.transpose(-1, -2), v.to(dtype))  # (B, h, m, e)
+    alpha = guarded_scale(a) if normalize else matrix_scale(a)
+    if backward == 'closed':
+        alpha = alpha.detach()  # a constant to the closed gradient
+    if normalize:
+        root = a.sum(-1, keepdim=True).rsqrt()  # D^(-1/2) as (B, h, m, 1)
+        context = root * torch.matmul(newton_inverse(a, alpha, iterations, backward), root * context)
+    else:
+        ridged = a + ridge * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        context = torch.matmul(newton_inverse(ridged, alpha, iterations, backward), context)
+    return saturating_cast(torch.matmul(p, context), v.dtype)

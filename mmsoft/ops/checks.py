@@ -30,9 +30,10 @@ def choose(option: str, value: Any, choices: Iterable[Any]) -> Any:
     return value
 
 
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
+def compute_dtype(tensors: list[Tensor]) -> torch.dtype:
     """Half precision is accumulated in float32; float32 and float64 stay as they are."""
-    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    # a list, as TorchScript knows no generators
+    return torch.float64 if any([t.dtype == torch.float64 for t in tensors]) else torch.float32  # noqa: C419
 
 
 def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
@@ -51,6 +52,5 @@ def is_compiling() -> bool:
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast to ``dtype``; what float16 cannot hold becomes its largest value, not infinity."""
     if dtype == torch.float16 and x.dtype != dtype:
-        limit = torch.finfo(dtype).max
-        x = x.clamp(-limit, limit)
+        x = x.clamp(-65504.0, 65504.0)
     return x.to(dtype)

@@ -46,13 +46,16 @@ def gaussian_kernel(x: Tensor, y: Tensor) -> Tensor:
     Exponents are formed in float32 under any autocast dtype: in half precision a squared distance
     of 10 would be off by several per cent once it is exponentiated.
     """
+    if torch.jit.is_scripting():  # knows no autograd functions and no contexts
+        half_x, half_y = x.square().sum(-1, keepdim=True) / 2, y.square().sum(-1) / 2
+        return _bounded_exp(torch.matmul(x, y.transpose(-1, -2)) - half_x - half_y.unsqueeze(-2))
     check(
         x.dim() >= 2 and x.dim() == y.dim() and x.shape[-1] == y.shape[-1],
         'gaussian_kernel takes x (..., N, d) and y (..., m, d) of one width d',
         x=x,
         y=y,
     )
-    dtype = compute_dtype(x, y)
+    dtype = compute_dtype([x, y])
     with no_autocast(x):
         return _GaussianKernel.apply(x.to(dtype), y.to(dtype))
 
@@ -63,9 +66,18 @@ def gaussian_gram(x: Tensor) -> Tensor:
     Norms are read off the diagonal of the product, so that the exponent of a point with itself
     cancels exactly however long the vectors are.
     """
+    if torch.jit.is_scripting():
+        return _gram(x)
     check(x.dim() >= 2, 'gaussian_gram takes x (..., m, d)', x=x)
     with no_autocast(x):
-        x = x.to(compute_dtype(x))
-        product = torch.matmul(x, x.transpose(-1, -2))
-        half = product.diagonal(dim1=-2, dim2=-1) / 2
-        return (product - half.unsqueeze(-1) - half.unsqueeze(-2)).clamp(LEAST_EXPONENT, 0).exp()
+        return _gram(x.to(compute_dtype([x])))
+
+
+def _gram(x: Tensor) -> Tensor:
+    product = torch.matmul(x, x.transpose(-1, -2))
+    half = product.diagonal(dim1=-2, dim2=-1) / 2
+    return _bounded_exp(product - half.unsqueeze(-1) - half.unsqueeze(-2))
+
+
+def _bounded_exp(exponent: Tensor, least: float = LEAST_EXPONENT) -> Tensor:  # TorchScript sees no globals
+    return exponent.clamp(least, 0.0).exp()

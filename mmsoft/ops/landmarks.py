@@ -20,28 +20,36 @@ def bounded_grid(height: int, width: int, limit: int) -> tuple[int, int]:
     before = 0
     while (before + 1) * width <= (limit // (before + 1)) * height:
         before += 1
-    best, best_quality = (1, 1), (0, 0.0, 0)  # any grid is denser than 0
-    for gh in (before, before + 1):
-        if gh < 1 or gh > limit:
-            continue
-        gw = limit // gh
-        # either side may shrink to the map's own shape without making the sampling less even
-        for grid in ((gh, gw), (gh, gh * width // height), (gh, -(-gh * width // height))):
-            best, best_quality = _better(grid, best, best_quality, height, width, limit)
-        for grid in ((limit // gw, gw), (gw * height // width, gw), (-(-gw * height // width), gw)):
-            best, best_quality = _better(grid, best, best_quality, height, width, limit)
+    best, best_quality = (1, 1), (0.0, 0.0, 0.0)  # any grid is denser than 0
+    for gh in [before, before + 1]:
+        if 1 <= gh <= limit:
+            gw = limit // gh
+            # either side may shrink to the map's own shape without making the sampling less even
+            for grid in [(gh, gw), (gh, gh * width // height), (gh, -(-gh * width // height))]:
+                best, best_quality = _better(grid, best, best_quality, height, width, limit)
+            for grid in [(limit // gw, gw), (gw * height // width, gw), (-(-gw * height // width), gw)]:
+                best, best_quality = _better(grid, best, best_quality, height, width, limit)
     return best
 
 
 def _better(
-    grid: tuple[int, int], best: tuple[int, int], best_quality: tuple, height: int, width: int, limit: int
-) -> tuple[tuple[int, int], tuple]:
+    grid: tuple[int, int],
+    best: tuple[int, int],
+    best_quality: tuple[float, float, float],
+    height: int,
+    width: int,
+    limit: int,
+) -> tuple[tuple[int, int], tuple[float, float, float]]:
     gh, gw = grid
     if gh < 1 or gw < 1 or gh * gw > limit:
         return best, best_quality
     # min(gh / H, gw / W) times H W, exact in integers
-    quality = (min(gh * width, gw * height), -abs(math.log((gh * width) / (gw * height))), gh * gw)
-    return (grid, quality) if quality > best_quality else (best, best_quality)
+    evenness, likeness = min(gh * width, gw * height), -abs(math.log((gh * width) / (gw * height)))
+    quality = (float(evenness), likeness, float(gh * gw))
+    for i in range(len(quality)):  # TorchScript does not compare tuples
+        if quality[i] != best_quality[i]:
+            return (grid, quality) if quality[i] > best_quality[i] else (best, best_quality)
+    return best, best_quality
 
 
 def landmark_grid(height: int, width: int, ratio: int, num_landmarks: int | None) -> tuple[int, int]:
@@ -63,7 +71,8 @@ def to_landmark_windows(x: Tensor, ratio: int, num_landmarks: int | None) -> Ten
     scale that it was trained on and every token contributes. A map smaller than one window is
     zero-padded at the right and bottom.
     """
-    check(x.dim() == 4, 'to_landmark_windows takes a map (B, C, H, W)', x=x)
+    if not torch.jit.is_scripting():
+        check(x.dim() == 4, 'to_landmark_windows takes a map (B, C, H, W)', x=x)
     height, width = x.shape[-2:]
     gh, gw = landmark_grid(height, width, ratio, num_landmarks)
     if (gh, gw) != _whole_windows(height, width, ratio):

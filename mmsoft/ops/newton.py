@@ -40,25 +40,27 @@ def guarded_scale_reference(a: Tensor) -> Tensor:
 
 def matrix_scale(a: Tensor) -> Tensor:
     """SOFT: ``alpha = 0.9 * 2 / |A|_1^2``, one a matrix: (..., m, m) -> (..., 1, 1)."""
-    check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'matrix_scale takes square matrices (..., m, m)', a=a)
+    if not torch.jit.is_scripting():
+        check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'matrix_scale takes square matrices (..., m, m)', a=a)
     return 1.8 / _norm1(a).square()
 
 
-def guarded_scale(a: Tensor) -> Tensor:
+def guarded_scale(a: Tensor, max_halvings: int = MAX_HALVINGS) -> Tensor:
     """SOFT++: one alpha an image, (B, h, m, m) -> (B, 1, 1, 1), for A with entries in [0, 1].
 
-    ``2 / max_heads |A|_1^2``, halved while ``|I - alpha A A|_1 > 1.01`` in any head, ten times at
-    most. Where it is never halved, 1.9 replaces 2: with A near I a factor of 2 sends every step to
+    ``2 / max_heads |A|_1^2``, halved while ``|I - alpha A A|_1 > 1.01`` in any head, ``max_halvings``
+    times at most. Where it is never halved, 1.9 replaces 2: with A near I a factor of 2 sends every step to
     about 0. No norm mixes images, so an image's result does not depend on its batch.
     """
-    check(a.dim() == 4 and a.shape[-1] == a.shape[-2], "guarded_scale takes an image's heads (B, h, m, m)", a=a)
+    if not torch.jit.is_scripting():
+        check(a.dim() == 4 and a.shape[-1] == a.shape[-2], "guarded_scale takes an image's heads (B, h, m, m)", a=a)
     first = 2 / _norm1(a).amax(1, keepdim=True).square()  # (B, 1, 1, 1)
     # A is symmetric with entries >= 0, so column j of |I - alpha A A| sums to
     # |1 - alpha s_j| + alpha (r_j - s_j), s = diag(A A), r = A A 1: no product of matrices is needed.
     with torch.no_grad():
         rows = torch.matmul(a, a.sum(-1, keepdim=True)).squeeze(-1)  # (B, h, m)
         diagonal = a.square().sum(-1)
-        halvings = torch.arange(MAX_HALVINGS + 1, device=a.device, dtype=a.dtype)
+        halvings = torch.arange(max_halvings + 1, device=a.device, dtype=a.dtype)
         alphas = first.squeeze(-1) * torch.exp2(-halvings).view(-1, 1, 1, 1)  # (11, B, 1, 1)
         norms = ((1 - alphas * diagonal).abs() + alphas * (rows - diagonal)).amax((-1, -2))  # (11, B)
         # leading candidates that exceed the bound; the last one is taken whatever its norm
@@ -73,6 +75,8 @@ def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str
     ``backward='unrolled'`` differentiates the iteration and alpha, by computing it again: exact.
     ``'closed'`` takes ``dA = -Y' G Y'`` (Y the result), as if Newton had converged: cheaper.
     """
+    if torch.jit.is_scripting():  # autograd records the steps: exact as well, with more memory
+        return _iterate(a, alpha, iterations)
     check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'newton_inverse takes square matrices (..., m, m)', a=a)
     check(
         alpha.dim() == a.dim()
@@ -82,13 +86,17 @@ def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str
         a=a,
         alpha=alpha,
     )
+    _check_options(iterations, backward)
+    with no_autocast(a):
+        a, alpha = a.to(compute_dtype([a])), alpha.to(compute_dtype([a]))
+        return (_ClosedNewton if backward == 'closed' else _UnrolledNewton).apply(a, alpha, iterations)
+
+
+def _check_options(iterations: int, backward: str) -> None:
     if backward not in BACKWARDS:
         raise ValueError(f'newton backward {backward!r} is unknown; choose one of {", ".join(BACKWARDS)}')
     if iterations < 1:
         raise ValueError(f'newton iterations must be at least 1; got {iterations}')
-    with no_autocast(a):
-        a, alpha = a.to(compute_dtype(a)), alpha.to(compute_dtype(a))
-        return (_ClosedNewton if backward == 'closed' else _UnrolledNewton).apply(a, alpha, iterations)
 
 
 def _norm1(a: Tensor) -> Tensor:
@@ -98,8 +106,8 @@ def _norm1(a: Tensor) -> Tensor:
 
 def _flat(a: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     """(..., m, m) and (..., 1, 1) -> (n, m, m) and (n, 1, 1)."""
-    alpha = alpha.expand(*a.shape[:-2], 1, 1)
-    return a.reshape(-1, *a.shape[-2:]), alpha.reshape(-1, 1, 1)
+    alpha = alpha.expand(a.shape[:-2] + (1, 1))  # noqa: RUF005 - TorchScript knows no * here
+    return a.reshape(-1, a.shape[-2], a.shape[-1]), alpha.reshape(-1, 1, 1)
 
 
 def _step(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

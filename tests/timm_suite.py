@@ -1,0 +1,44 @@
+"""timm's own model tests on the models that mmsoft.timm registers: ``python tests/timm_suite.py [pytest options]``.
+
+The tests come from the source archive of the installed timm. Two of its lists are told of us, as timm's own
+models are: a classifier whose features are tokens, with a class token, is not of its standard kind, and
+forward_intermediates is there.
+"""
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import timm
+
+PATTERN = 'soft_*'
+CHANGES = {
+    'NON_STD_FILTERS = [': f"NON_STD_FILTERS = ['{PATTERN}', ",
+    'FEAT_INTER_FILTERS = [': "FEAT_INTER_FILTERS = ['timm', ",
+    # maps are the standard kind all the same
+    'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[:]': 'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[1:]',
+}
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        archive = [f'timm=={timm.__version__}', '--no-deps', '--no-binary', ':all:', '--dest', folder]
+        subprocess.run([sys.executable, '-m', 'pip', 'download', '-q', *archive], check=True)
+        (path,) = Path(folder).glob('timm-*.tar.gz')
+        with tarfile.open(path) as tar:
+            text = tar.extractfile(f'timm-{timm.__version__}/tests/test_models.py').read().decode()
+        for old, new in CHANGES.items():
+            if text.count(old) != 1:
+                sys.exit(f'timm {timm.__version__} has other tests than these changes were written for: no {old!r}')
+            text = text.replace(old, new)
+        Path(folder, 'test_models.py').write_text(text)
+        Path(folder, 'conftest.py').write_text('import mmsoft.timm\n')
+        Path(folder, 'pytest.ini').write_text('[pytest]\n')
+        command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-W', 'ignore']
+        return subprocess.run([*command, '-k', 'soft_', *sys.argv[1:], 'test_models.py'], cwd=folder).returncode
+
+
+if __name__ == '__main__':
+    sys.exit(main())
