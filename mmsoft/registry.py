@@ -8,14 +8,15 @@ from mmengine import registry as mmengine
 from mmengine.registry import Registry
 
 
-def _child(name: str, parent: Registry, location: str) -> Registry:
-    """A registry of ours that MMEngine fills, by importing ``location``, when one of its types is first built."""
-    return Registry(name, parent=parent, scope='mmsoft', locations=[location])
+def _child(name: str, parent: Registry, *locations: str) -> Registry:
+    """A registry of ours that MMEngine fills, by importing ``locations``, when one of its types is first built."""
+    return Registry(name, parent=parent, scope='mmsoft', locations=list(locations))
 
 
-MODELS = _child('model', mmengine.MODELS, 'mmsoft.models.register')
-DATASETS = _child('dataset', mmengine.DATASETS, 'mmsoft.datasets.seeding')
+MODELS = _child('model', mmengine.MODELS, 'mmsoft.models.register', 'mmsoft.engine.classification')
+DATASETS = _child('dataset', mmengine.DATASETS, 'mmsoft.datasets.seeding', 'mmsoft.datasets.class_folders')
 DATA_SAMPLERS = _child('data sampler', mmengine.DATA_SAMPLERS, 'mmsoft.datasets.seeding')
 TRANSFORMS = _child('transform', mmengine.TRANSFORMS, 'mmsoft.datasets.reading')
-HOOKS = _child('hook', mmengine.HOOKS, 'mmsoft.engine.hooks')
+METRICS = _child('metric', mmengine.METRICS, 'mmsoft.engine.classification')
+HOOKS = _child('hook', mmengine.HOOKS, 'mmsoft.engine.hooks', 'mmsoft.engine.classification')
 OPTIM_WRAPPERS = _child('optim_wrapper', mmengine.OPTIM_WRAPPERS, 'mmsoft.engine.runner')

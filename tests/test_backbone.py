@@ -360,9 +360,9 @@ def test_options_that_are_listed_exist():
             model(MINI, strides=(4, 8))
         listed = str(error.value).split('options are ')[1].rstrip('.').split(', ')
         assert {'arch', 'newton_iters', 'init_cfg'} <= set(listed)
-        assert ('num_classes' in listed) == (model is SOFTClassifier)
+        heads = {'num_classes', 'global_pool', 'drop_rate'} if model is SOFTClassifier else set()
         accepted = inspect.signature(SOFT.__init__).parameters
-        assert set(listed) - {'num_classes'} == set(accepted) - {'self', 'unknown'}
+        assert set(listed) == set(accepted) - {'self', 'unknown'} | heads
 
 
 @pytest.mark.parametrize('init_cfg', ['file.pth', dict(checkpoint='x'), dict(type='Pretrained')], ids=str)

@@ -22,6 +22,14 @@ def main() -> None:
     parser.add_argument('--work-dir', help='logs and metrics.json; by default work_dirs/<name of the config>')
     parser.add_argument('--out', metavar='FILE.pkl', help='save all predictions')
     parser.add_argument('--show-dir', metavar='FOLDER', help='draw the predictions of every image')
+    parser.add_argument(
+        '--sizes',
+        type=int,
+        nargs='+',
+        default=(),
+        metavar='PIXELS',
+        help='test a classifier with pictures of each size',
+    )
     parser.add_argument('--demo', action='store_true', help='on images drawn on the spot')
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
@@ -42,6 +50,7 @@ def main() -> None:
         demo=args.demo,
         launcher=args.launcher,
         trust_checkpoint=args.trust_checkpoint,
+        sizes=args.sizes,
     )
     part_processes()
 

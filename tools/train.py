@@ -31,6 +31,11 @@ def main() -> None:
     parser.add_argument(
         '--no-pretrained', action='store_true', help='start at random instead of from pretrained weights'
     )
+    parser.add_argument(
+        '--fine-tune', metavar='CHECKPOINT', help='start a classifier from it; the head is new if the classes differ'
+    )
+    parser.add_argument('--linear-probe', metavar='CHECKPOINT', help='train a new head only, on features of it')
+    parser.add_argument('--img-size', type=int, metavar='PIXELS', help="another size of a classifier's pictures")
     parser.add_argument('--demo', action='store_true', help='a short training on images drawn on the spot')
     parser.add_argument('--seed', type=int, help="by default the config's randomness.seed, or 0")
     parser.add_argument(
@@ -54,6 +59,9 @@ def main() -> None:
         seed=args.seed,
         launcher=args.launcher,
         trust_checkpoint=args.trust_checkpoint,
+        fine_tune=args.fine_tune,
+        linear_probe=args.linear_probe,
+        img_size=args.img_size,
     )
     if args.demo and runner.rank == 0:
         for name, path in demo_report(runner).items():

@@ -11,6 +11,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from mmsoft.layers import resize_table
+from mmsoft.ops.checks import choose
 
 from .files import IGNORED, CheckpointError, read_state_dict
 from .soft_names import convert_published_soft, is_published_soft
@@ -19,6 +20,7 @@ from .soft_names import convert_published_soft, is_published_soft
 CLASSIFIER_PARTS = re.compile(r'(head|cls_token|cls_position)(\.|$)')
 # Fewer matches than this, of the model's tensors, and the weights are of something else.
 LEAST_MATCHED = 0.5
+NEW_HEADS = ('never', 'differ', 'always')
 
 
 @dataclass
@@ -108,12 +110,15 @@ def load_pretrained(
     prefix: str | None = None,
     strict: bool = True,
     trust: bool = False,
+    new_head: str = 'never',
 ) -> LoadReport:
     """Load a published file, one of ours, or one of a classifier or detector, into a backbone or classifier.
 
     ``prefix`` selects a part of a larger model; ``backbone.`` is found by itself. Files are read on
-    the CPU and copied to where the model is; ``trust`` is that of read_checkpoint.
+    the CPU and copied to where the model is; ``trust`` is that of read_checkpoint. ``new_head``: a
+    classifier's head keeps its random start ``'never'``, ``'always'``, or where the classes ``'differ'`` in number.
     """
+    choose('new_head', new_head, NEW_HEADS)
     source = 'a state dict' if isinstance(checkpoint, Mapping) else str(checkpoint)
     weights = read_state_dict(checkpoint, trust)
     if prefix is None and any(name.startswith('backbone.') for name in weights):
@@ -126,7 +131,10 @@ def load_pretrained(
         weights = part
     if is_published_soft(weights):
         weights = convert_published_soft(weights)
-    return load_weights(model, weights, source=source, strict=strict)
+    own, head = model.state_dict(), ('head.weight', 'head.bias')
+    same = 'head.weight' in weights and 'head.weight' in own and weights[head[0]].shape == own[head[0]].shape
+    fresh = head if head[0] in own and (new_head == 'always' or (new_head == 'differ' and not same)) else ()
+    return load_weights(model, weights, source=source, strict=strict, fresh=fresh)
 
 
 def announce(text: str, level: int = logging.INFO) -> None:

@@ -1,4 +1,4 @@
-"""The layouts of COCO, ADE20K and Cityscapes on disk, and a check of a configured data set against its own."""
+"""The layouts of COCO, ADE20K, Cityscapes and ImageNet on disk, and a check of a data set against its own."""
 
 import json
 import os
@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
+
+from .class_folders import SUFFIXES, ClassFolders, LabelError, class_names, find_samples
 
 # What the published archives unpack to, under the data root.
 TREES = {
@@ -24,6 +26,10 @@ ade/ADEChallengeData2016/
   images/validation/*.jpg                             2,000 images
   annotations/training/*.png                         a label map for each image, 0 = unlabelled
   annotations/validation/*.png""",
+    'mmsoft.ClassFolders': """\
+imagenet/
+  train/<class>/*.JPEG                            1,281,167 images of 1,000 classes
+  val/<class>/*.JPEG                                 50,000 images; or, with a file of labels, val/*.JPEG""",
     'mmseg.CityscapesDataset': """\
 cityscapes/
   leftImg8bit/train/<city>/*_leftImg8bit.png          2,975 images
@@ -57,10 +63,13 @@ def leaf_datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:
 def check_dataset(dataset: Mapping[str, Any]) -> list[str]:
     """Raise DataError unless the files of every data set in this config are there; give remarks on its annotations.
 
-    Looked at are COCO's kind, mmseg's kind and, of others, the annotation file. Remote files are not.
+    Looked at are COCO's kind, mmseg's kind, class folders and, of others, the annotation file. Remote files are not.
     """
     remarks = []
     for config in leaf_datasets(dataset):
+        if issubclass(_find(config['type']), ClassFolders):
+            remarks += _check_class_folders(config)
+            continue
         leaf = _without_data(config)
         if leaf is None or any('://' in (path or '') for path in (leaf.ann_file, *leaf.data_prefix.values())):
             continue
@@ -105,8 +114,12 @@ def _bases(leaf: BaseDataset) -> list[str]:
 
 
 def _fail(leaf: BaseDataset, problem: str) -> NoReturn:
-    lines = [f'{type(leaf).__name__} at {leaf.data_root or "."!r} (from {str(Path.cwd())!r}): {problem}.']
-    for base in _bases(leaf):
+    _refuse(type(leaf).__name__, leaf.data_root, _bases(leaf), problem)
+
+
+def _refuse(name: str, root: str, bases: Iterable[str], problem: str) -> NoReturn:
+    lines = [f'{name} at {root or "."!r} (from {str(Path.cwd())!r}): {problem}.']
+    for base in bases:
         if base in TREES:
             lines += [f'Expected, as for {base}:', TREES[base]]
     raise DataError('\n'.join([*lines, WAYS_OUT]))
@@ -200,3 +213,48 @@ def _check_label_maps(leaf: BaseDataset) -> list[str]:
         return []
     spare = sum(name.endswith(leaf.seg_map_suffix) for _, _, names in os.walk(labels) for name in names) - len(wanted)
     return [f'{spare} label maps in {labels} have no image: is {images} complete?'] if spare > 0 else []
+
+
+def class_count(dataset: Mapping[str, Any]) -> int | None:
+    """How many classes class folders have; None for data of other kinds."""
+    for config in leaf_datasets(dataset):
+        if issubclass(_find(config['type']), ClassFolders):
+            root = Path(config['data_root'])
+            labels = config.get('labels') and root / config['labels']
+            return len(class_names(root / config.get('classes', 'train'), root / config['split'], labels))
+    return None
+
+
+def _check_class_folders(config: Mapping[str, Any]) -> list[str]:
+    """Classes and pictures, or pictures and labels; a part of the classes is enough to test on."""
+
+    def fail(problem: str) -> NoReturn:
+        _refuse('ClassFolders', config['data_root'], ['mmsoft.ClassFolders'], problem)
+
+    root = Path(config['data_root'])
+    folder, labels = root / config['split'], config.get('labels') and root / config['labels']
+    if not folder.is_dir():
+        fail(f'there is no folder {str(folder)!r}')
+    if labels and not labels.is_file():
+        fail(f'there is no file of labels {str(labels)!r}')
+    try:
+        classes = class_names(root / config.get('classes', 'train'), folder, labels)
+        samples = find_samples(folder, labels, classes)
+    except LabelError as error:
+        fail(str(error))
+    if not samples and not labels and any(path.suffix.lower() in SUFFIXES for path in folder.iterdir()):
+        fail(f'{str(folder)!r} holds pictures, not class folders: name the file of their labels with dataset.labels')
+    if not samples:
+        fail(f'there are no pictures in class folders of {str(folder)!r}')
+    if labels:
+        return []
+    present = {path.name for path in folder.iterdir() if path.is_dir()}
+    if present - set(classes):
+        fail(
+            f'{str(folder)!r} has folders that are not among the {len(classes)} classes, such as '
+            f'{min(present - set(classes))!r}'
+        )
+    empty = sorted({classes[number] for number in set(range(len(classes))) - {number for _, number in samples}})
+    if empty and set(empty) & present:
+        fail(f'{len(empty)} class folders of {str(folder)!r} hold no pictures, such as {min(set(empty) & present)!r}')
+    return [f'{folder} has no pictures of {len(empty)} of the {len(classes)} classes'] if empty else []

@@ -1,4 +1,4 @@
-"""A miniature world in the real layouts of COCO, ADE20K and Cityscapes, for demos and tests.
+"""A miniature world in the real layouts of COCO, ADE20K, Cityscapes and ImageNet, for demos and tests.
 
 Scenes hold textured shapes that overlap, over a ground and a sky. They are drawn from a seed, so a world
 is the same wherever it is written.
@@ -15,14 +15,16 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-WORLDS = ('coco', 'ade20k', 'cityscapes')
+WORLDS = ('coco', 'ade20k', 'cityscapes', 'imagenet')
 # Where each world lies under the root of the data.
-FOLDERS = dict(coco='coco', ade20k='ade/ADEChallengeData2016', cityscapes='cityscapes')
+FOLDERS = dict(coco='coco', ade20k='ade/ADEChallengeData2016', cityscapes='cityscapes', imagenet='imagenet')
 VERSION = 1  # of what is drawn; raise it when that changes
 STAMP = 'miniature.json'  # the file that tells a world of ours, and what it was made from
 LEAST_SIDE = 32  # smaller images are not trained on by the configs
 LEAST_VISIBLE = 30  # pixels; an object that shows fewer is not labelled
 UNLABELLED = 255
+MARGIN = 1.3  # side of a picture of one object, over that of its box
+LEAST_SHARE = 0.1  # of such a picture that its object takes
 
 
 class Kind(NamedTuple):
@@ -128,7 +130,10 @@ def write_world(
             raise FileExistsError(f'{str(folder)!r} exists and is not a miniature world; give another root')
         if found != recipe:
             draft = _empty_folder(folder.parent / f'.{folder.name}.miniature-draft')
-            write = dict(coco=_write_coco, ade20k=_write_ade20k, cityscapes=_write_cityscapes)[world]
+            writers = dict(
+                coco=_write_coco, ade20k=_write_ade20k, cityscapes=_write_cityscapes, imagenet=_write_imagenet
+            )
+            write = writers[world]
             write(draft, 'train', scenes(train, size, (seed, 0)))
             write(draft, 'val', scenes(val, size, (seed, 1)))
             (draft / STAMP).write_text(recipe)
@@ -249,3 +254,24 @@ def _write_cityscapes(folder: Path, split: str, drawn: Iterator[Scene]) -> None:
         name = f'{city}_{number:06d}_000019'
         _write_image(folder / 'leftImg8bit' / split / city / f'{name}_leftImg8bit.png', scene.image)
         _write_image(folder / 'gtFine' / split / city / f'{name}_gtFine_labelTrainIds.png', labels)
+
+
+def _write_imagenet(folder: Path, split: str, drawn: Iterator[Scene]) -> None:
+    """``train/CLASS/*.jpg``: square pictures of the scenes' objects, but for those that others hide."""
+    for kind in KINDS:
+        (folder / split / _class_folder(kind)).mkdir(parents=True)
+    for number, scene in enumerate(drawn):
+        height, width = scene.image.shape[:2]
+        for index, (kind, mask) in enumerate(zip(scene.kinds, scene.masks, strict=True)):
+            _, (x, y, across, down) = _outline(mask)
+            side = min(round(MARGIN * max(across, down)), height, width)
+            left = int(np.clip(x + across / 2 - side / 2, 0, width - side))
+            top = int(np.clip(y + down / 2 - side / 2, 0, height - side))
+            shown = mask[top : top + side, left : left + side]
+            if shown[side // 2, side // 2] and shown.mean() >= LEAST_SHARE:
+                picture = scene.image[top : top + side, left : left + side]
+                _write_image(folder / split / _class_folder(KINDS[kind]) / f'{number:06d}_{index}.jpg', picture)
+
+
+def _class_folder(kind: Kind) -> str:
+    return kind.coco.replace(' ', '_')

@@ -17,6 +17,38 @@ FAULTS_IN_A_ROW = 100
 SIZE_IF_UNKNOWN = (512, 512)
 
 
+class FaultRecord:
+    """A file with one line of JSON a fault, the file and what is wrong with it; None keeps nothing."""
+
+    def __init__(self, record: str | Path | None) -> None:
+        self.record = None if record is None else Path(record)
+        self.recorded, self.in_a_row = set(), 0
+
+    def add(self, path: str, error: Exception, doing: str) -> None:
+        """Put the error on record, or raise if there are too many."""
+        fault = f'{type(error).__name__}: {error}'
+        self.write(path, fault)
+        self.in_a_row += 1
+        if self.in_a_row >= FAULTS_IN_A_ROW:
+            raise RuntimeError(
+                f'{doing} failed {FAULTS_IN_A_ROW} times in a row, so it is hardly the files: '
+                f'look at its options in the config and at the disk. The last failure, with {str(path)!r}: {fault}'
+            ) from error
+
+    def none(self) -> None:
+        """A file that is sound."""
+        self.in_a_row = 0
+
+    def write(self, path: str, fault: str) -> None:
+        """One line in one unbuffered write, which other processes do not tear apart; once for each file."""
+        if self.record is None or path in self.recorded:
+            return
+        self.recorded.add(path)
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        with self.record.open('ab', buffering=0) as file:
+            file.write((json.dumps(dict(file=os.fspath(path), fault=fault[:500])) + '\n').encode())
+
+
 @TRANSFORMS.register_module()
 class ReadSafely(BaseTransform):
     """Runs a loading transform; what it cannot read is skipped in training and counts as a miss in evaluation.
@@ -31,8 +63,7 @@ class ReadSafely(BaseTransform):
 
     def __init__(self, loader: dict, record: str, training: bool, num_classes: int | None = None) -> None:
         self.loader = registry.TRANSFORMS.build(loader)
-        self.record, self.training, self.num_classes = Path(record), training, num_classes
-        self.recorded, self.faults_in_a_row = set(), 0
+        self.faults, self.training, self.num_classes = FaultRecord(record), training, num_classes
 
     def transform(self, results: dict) -> dict | None:
         loads_image, label_map = 'img' not in results, results.get('seg_map_path')
@@ -43,7 +74,8 @@ class ReadSafely(BaseTransform):
         except MemoryError:
             raise
         except Exception as error:  # decoders fail in ways of their own
-            self._handle(error, results['img_path'] if loads_image or not label_map else label_map)
+            path = results['img_path'] if loads_image or not label_map else label_map
+            self.faults.add(path, error, type(self.loader).__name__)
             if self.training:
                 return None
             if loads_image:
@@ -53,19 +85,8 @@ class ReadSafely(BaseTransform):
             else:  # instances: COCO's metric reads its own
                 return self.loader({**results, 'instances': []})
             return results
-        self.faults_in_a_row = 0
+        self.faults.none()
         return loaded
-
-    def _handle(self, error: Exception, path: str) -> None:
-        """Put the error on record, or raise if there are too many."""
-        fault = f'{type(error).__name__}: {error}'
-        self._write(path, fault)
-        self.faults_in_a_row += 1
-        if self.faults_in_a_row >= FAULTS_IN_A_ROW:
-            raise RuntimeError(
-                f'{type(self.loader).__name__} failed {FAULTS_IN_A_ROW} times in a row, so it is hardly the files: '
-                f'look at its options in the config and at the disk. The last failure, with {str(path)!r}: {fault}'
-            ) from error
 
     def _check_labels(self, results: dict) -> None:
         labels = results['gt_seg_map']
@@ -76,7 +97,7 @@ class ReadSafely(BaseTransform):
         wrong = (labels >= self.num_classes) & (labels != IGNORED_LABEL)
         if wrong.any():
             values = np.unique(labels[wrong])[:8].tolist()
-            self._write(
+            self.faults.write(
                 results['seg_map_path'],
                 f'{int(wrong.sum())} pixels have labels such as {values}; there are {self.num_classes} classes',
             )
@@ -91,15 +112,6 @@ class ReadSafely(BaseTransform):
         if 'gt_seg_map' not in results.setdefault('seg_fields', []):
             results['seg_fields'].append('gt_seg_map')
         results['gt_seg_map'] = np.full(results['ori_shape'], IGNORED_LABEL, np.uint8)
-
-    def _write(self, path: str, fault: str) -> None:
-        """One line in one unbuffered write, which other processes do not tear apart; once for each file."""
-        if path in self.recorded:
-            return
-        self.recorded.add(path)
-        self.record.parent.mkdir(parents=True, exist_ok=True)
-        with self.record.open('ab', buffering=0) as file:
-            file.write((json.dumps(dict(file=os.fspath(path), fault=fault[:500])) + '\n').encode())
 
 
 def _label_size(results: dict) -> tuple[int, int]:

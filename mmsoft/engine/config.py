@@ -9,9 +9,11 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import init_default_scope
 
 from mmsoft.checkpoints import CheckpointError
-from mmsoft.datasets.layout import check_dataset
+from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
+from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
 
+LEAST_IMAGE = 32  # pixels of a side that make one token of stage 4
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 # What wraps a part of a config for a run: type -> where the part is.
 WRAPPERS = {'mmsoft.ReadSafely': 'loader', 'mmsoft.SeededSampler': 'sampler', 'mmsoft.SeededDataset': 'dataset'}
@@ -65,7 +67,11 @@ def _as_written(node: Any) -> Any:
 
 
 def read_safely(cfg: Config, record: str | Path) -> None:
-    """Wrap the loading steps of all pipelines in ``mmsoft.ReadSafely``, which keeps the record."""
+    """Wrap the loading steps of all pipelines in ``mmsoft.ReadSafely``, which keeps the record; class folders do so."""
+    for name in LOADERS:
+        for leaf in leaf_datasets(cfg[name].dataset) if cfg.get(name) else ():
+            if str(leaf.type).split('.')[-1] == 'ClassFolders':
+                leaf.record = str(record)
     head = cfg.model.get('decode_head')  # of a segmentor, whose labels are checked against it
     num_classes = (head[-1] if isinstance(head, list) else head).num_classes if head else None
     for name in LOADERS:
@@ -159,11 +165,54 @@ def _as_list(init_cfg: Any) -> list:
     return [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or ())
 
 
-def check_data(cfg: Config, *modes: str) -> list[str]:
-    """Raise DataError unless the data of these modes (train, val, test) is complete; give remarks on annotations."""
+def start_from(cfg: Config, checkpoint: str, only_head: bool) -> None:
+    """Let a classifier start from a checkpoint, with a head for the classes of its data."""
+    backbone = cfg.model.backbone
+    count = class_count(cfg.train_dataloader.dataset)
+    if count is None:
+        raise ValueError(
+            f'--fine-tune and --linear-probe are for classifiers; {cfg.model.type} starts from the weights that '
+            '--cfg-options model.backbone.init_cfg.checkpoint=<file> or load_from=<file> name'
+        )
+    backbone.num_classes = count
+    backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint, new_head='always' if only_head else 'differ')
+    if only_head:
+        backbone.frozen_stages = len(STRIDES)
+
+
+def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
+    """Pictures of another size for a classifier; with ``tables``, position tables of that size as well."""
+    leaves = [leaf for name in LOADERS if cfg.get(name) for leaf in leaf_datasets(cfg[name].dataset)]
+    if not all('transform' in leaf for leaf in leaves):
+        raise ValueError('--img-size and --sizes are for classifiers; change the pipelines of this config instead')
+    if size < LEAST_IMAGE:
+        raise ValueError(f'pictures must have sides of at least {LEAST_IMAGE}; got {size}')
+    for leaf in leaves:
+        leaf.transform.input_size = size
+    if tables:
+        cfg.model.backbone.img_size = size
+
+
+def check_data(cfg: Config, *modes: str, classes: bool = True) -> list[str]:
+    """Raise DataError unless the data of these modes (train, val, test) is complete; give remarks on annotations.
+
+    With ``classes``, a classifier must have as many as its data.
+    """
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     remarks = {}
     for mode in modes:
         if cfg.get(f'{mode}_dataloader'):
             remarks.update(dict.fromkeys(check_dataset(cfg[f'{mode}_dataloader'].dataset)))
+            if classes:
+                _check_classes(cfg, mode)
     return list(remarks)
+
+
+def _check_classes(cfg: Config, mode: str) -> None:
+    """Raise unless a classifier's head is as wide as its data has classes."""
+    found = class_count(cfg[f'{mode}_dataloader'].dataset)
+    if found is not None and found != cfg.model.backbone.get('num_classes', 1000):
+        raise ValueError(
+            f'the {mode} data has {found} classes, but the model {cfg.model.backbone.get("num_classes", 1000)}: set '
+            f'--cfg-options model.backbone.num_classes={found}'
+        )

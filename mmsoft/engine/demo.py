@@ -8,26 +8,33 @@ from mmengine.config import Config, ConfigDict
 from mmengine.dist import get_dist_info
 
 from mmsoft.datasets.layout import leaf_datasets
-from mmsoft.datasets.miniature import write_world
+from mmsoft.datasets.miniature import KINDS, write_world
 
 from .config import LOADERS, pipelines, walk_dicts, without_pretrained
 
-WORLD_OF = {'CocoDataset': 'coco', 'ADE20KDataset': 'ade20k', 'CityscapesDataset': 'cityscapes'}
-CLASSES = dict(CocoDataset=80, ADE20KDataset=150, CityscapesDataset=19)
+WORLD_OF = {
+    'CocoDataset': 'coco',
+    'ADE20KDataset': 'ade20k',
+    'CityscapesDataset': 'cityscapes',
+    'ClassFolders': 'imagenet',
+}
+CLASSES = dict(CocoDataset=80, ADE20KDataset=150, CityscapesDataset=19, ClassFolders=len(KINDS))
 SIZE = (128, 160)  # height, width
+CLASS_SCENES, CLASS_SIZE = (256, 320), 96  # scenes from which pictures are cut, and the pictures
 IMAGES, VAL_IMAGES = 240, 60
-BATCH = 4  # of all processes together
-EPOCHS = dict(boxes=5, masks=3, labels=3)
+BATCH = dict(boxes=4, masks=4, labels=4, classes=32)  # of all processes together
+EPOCHS = dict(boxes=5, masks=3, labels=3, classes=8)
 LR = 4e-4
 
 
 def overlay(cfg: Config, root: str | Path | None = None) -> None:
     """Change ``cfg`` in place; the world is written below ``root`` (MMSOFT_DEMO_DATA, else work_dirs/miniature)."""
     root = Path(root or os.environ.get('MMSOFT_DEMO_DATA', 'work_dirs/miniature'))
+    kind_of_task = _task(cfg)
     for name in LOADERS:
         if cfg.get(name) is None:
             continue
-        cfg[name].update(num_workers=0, persistent_workers=False, batch_size=1)
+        cfg[name].update(num_workers=0, persistent_workers=False, batch_size=32 if kind_of_task == 'classes' else 1)
         split = 'train' if name == 'train_dataloader' else 'val'
         for leaf in leaf_datasets(cfg[name].dataset):
             kind = _use_world(leaf, root, split)
@@ -37,7 +44,7 @@ def overlay(cfg: Config, root: str | Path | None = None) -> None:
         for metric in walk_dicts(cfg.get(name)):
             if 'ann_file' in metric:
                 metric.ann_file = str(root / 'coco' / 'annotations' / 'instances_val2017.json')
-    cfg.train_dataloader.batch_size = _batch()[0]
+    cfg.train_dataloader.batch_size = _batch(cfg)[0]
     without_pretrained(cfg)
     for part in walk_dicts(cfg.model):
         if 'num_classes' in part:
@@ -53,8 +60,14 @@ def _use_world(leaf: ConfigDict, root: Path, split: str) -> str:
         raise ValueError(f'--demo has no miniature world for {leaf.type}; it has {", ".join(WORLD_OF)}')
     world = WORLD_OF[kind]
     leaf.pop('metainfo', None)  # the world has the data set's own classes
-    leaf.data_root = f'{write_world(world, root, IMAGES, VAL_IMAGES, SIZE)}/'
-    if world == 'coco':
+    size = CLASS_SCENES if world == 'imagenet' else SIZE
+    leaf.data_root = f'{write_world(world, root, IMAGES, VAL_IMAGES, size)}/'
+    if world == 'imagenet':
+        leaf.update(split=split, labels=None)
+        leaf.transform.input_size = CLASS_SIZE
+        if split == 'train':  # a short training needs little variety
+            leaf.transform.update(auto_augment=None, color_jitter=0.1, re_prob=0.0, scale=(0.4, 1.0))
+    elif world == 'coco':
         leaf.ann_file, leaf.data_prefix = f'annotations/instances_{split}2017.json', dict(img=f'{split}2017/')
     elif world == 'ade20k':
         part = dict(train='training', val='validation')[split]
@@ -84,6 +97,9 @@ def _shrink_model(model: ConfigDict) -> None:
         model.data_preprocessor.size = SIZE
     if str(model.backbone.type).startswith('mmsoft.'):
         model.backbone.drop_path_rate = 0.0
+    if _classifies(model):
+        model.mixup = None
+        model.backbone.img_size = CLASS_SIZE
     for stage in ('train_cfg', 'test_cfg'):
         parts = model.get(stage) or {}
         for name in ('rpn', 'rpn_proposal'):
@@ -95,36 +111,56 @@ def _shrink_model(model: ConfigDict) -> None:
 
 def _shorten(cfg: Config) -> None:
     """A few epochs, one cosine, and the lr of a random start."""
-    kind = 'labels' if 'decode_head' in cfg.model else 'masks' if 'roi_head' in cfg.model else 'boxes'
-    batch, processes = _batch()
+    kind = _task(cfg)
+    batch, processes = _batch(cfg)
     epochs, steps = EPOCHS[kind], EPOCHS[kind] * math.ceil(IMAGES / (batch * processes))
     by_epoch = cfg.train_cfg.get('by_epoch', 'max_epochs' in cfg.train_cfg)
     if by_epoch:
         cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=max(1, epochs // 3))
     else:
         cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps // 3)
-    warmup = steps // 10
-    cfg.param_scheduler = [
-        dict(type='LinearLR', start_factor=0.05, by_epoch=False, begin=0, end=warmup),
-        dict(type='CosineAnnealingLR', eta_min=LR / 100, by_epoch=False, begin=warmup, end=steps, T_max=steps - warmup),
-    ]
+    if kind == 'classes':
+        for hook in cfg.custom_hooks:
+            if hook.type == 'mmsoft.CosineSchedule':
+                hook.update(warmup_epochs=1, min_lr=LR / 100)
+            elif hook.type == 'mmsoft.AverageWeights':
+                hook.decay = 0.9
+        cfg.auto_scale_lr.enable = False
+    else:
+        warmup = steps // 10
+        cosine = dict(type='CosineAnnealingLR', eta_min=LR / 100, T_max=steps - warmup)
+        cfg.param_scheduler = [
+            dict(type='LinearLR', start_factor=0.05, by_epoch=False, begin=0, end=warmup),
+            dict(**cosine, by_epoch=False, begin=warmup, end=steps),
+        ]
     cfg.optim_wrapper.optimizer.lr = LR
     cfg.optim_wrapper.clip_grad = dict(max_norm=5.0)
     cfg.default_hooks.logger.interval = 10
     cfg.default_hooks.checkpoint.update(interval=epochs if by_epoch else steps, max_keep_ckpts=1)
 
 
-def _batch() -> tuple[int, int]:
-    """Images a process, and processes: together BATCH, or one each if they are more."""
+def _task(cfg: Config) -> str:
+    """What the model predicts, as in EPOCHS."""
+    if _classifies(cfg.model):
+        return 'classes'
+    return 'labels' if 'decode_head' in cfg.model else 'masks' if 'roi_head' in cfg.model else 'boxes'
+
+
+def _classifies(model: ConfigDict) -> bool:
+    return str(model.type).split('.')[-1] == 'ImageClassifier'
+
+
+def _batch(cfg: Config) -> tuple[int, int]:
+    """Images a process, and processes: together those of BATCH, or one each if they are more."""
     processes = get_dist_info()[1]
-    return max(1, BATCH // processes), processes
+    return max(1, BATCH[_task(cfg)] // processes), processes
 
 
 def describe(cfg: Config) -> str:
     """One line for the user."""
-    epochs, (batch, processes) = cfg.train_cfg.get('max_epochs'), _batch()
+    epochs, (batch, processes) = cfg.train_cfg.get('max_epochs'), _batch(cfg)
     length = f'{epochs} epochs' if epochs else f'{cfg.train_cfg.max_iters} iterations'
-    return (
-        f'demo: {IMAGES} drawn images of {SIZE[1]} x {SIZE[0]}, {length} of batches of {batch * processes}, '
-        'from a random start'
-    )
+    pictures = f'{IMAGES} drawn images of {SIZE[1]} x {SIZE[0]}'
+    if _task(cfg) == 'classes':
+        pictures = f'pictures of {CLASS_SIZE} x {CLASS_SIZE}, cut from {IMAGES} drawn scenes'
+    return f'demo: {pictures}, {length} of batches of {batch * processes}, from a random start'

@@ -4,11 +4,12 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import mmcv
+import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
@@ -20,10 +21,20 @@ from mmsoft.versions import REQUIREMENTS, require
 from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
 
 from . import demo as demo_world
-from .config import check_data, check_pretrained, read_safely, trust_pretrained, without_pretrained
+from .config import (
+    LOADERS,
+    check_data,
+    check_pretrained,
+    read_safely,
+    set_img_size,
+    start_from,
+    trust_pretrained,
+    without_pretrained,
+)
 from .launch import start_processes
 from .runner import PARTIAL, Runner, latest_checkpoint
 
+TOP1 = 'accuracy/top1'
 FAULTS = 'faults.jsonl'  # in the work directory: files that could not be read
 
 
@@ -39,14 +50,28 @@ def train(
     seed: int | None = None,
     launcher: str = 'none',
     trust_checkpoint: bool = False,
+    fine_tune: str | None = None,
+    linear_probe: str | None = None,
+    img_size: int | None = None,
 ) -> Runner:
-    """Train as the config says; the Runner that did it. ``resume`` is a checkpoint, or 'auto' for the last one here."""
+    """Train as the config says; the Runner that did it. ``resume`` is a checkpoint, or 'auto' for the last one here.
+
+    ``fine_tune`` and ``linear_probe`` are checkpoints from which a classifier starts, with a head for the classes of
+    the data; with the latter only the head learns. ``img_size`` is another size of its pictures.
+    """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     lock = _lock(work_dir)
     randomness = dict(cfg.get('randomness') or {})
     cfg.randomness = dict(randomness, seed=randomness.get('seed') or 0 if seed is None else seed)
     _resume_from(cfg, resume)
     _keep_faults(cfg, FAULTS, fresh=not cfg.get('resume'))
+    if img_size is not None:
+        set_img_size(cfg, img_size)
+    if fine_tune or linear_probe:
+        if not pretrained or (fine_tune and linear_probe):
+            raise ValueError('--fine-tune, --linear-probe and --no-pretrained exclude each other: give one of them')
+        _report_data(cfg, 'train', 'val', classes=False)
+        start_from(cfg, fine_tune or linear_probe, only_head=bool(linear_probe))
     if not pretrained or cfg.get('resume') or cfg.get('load_from'):
         without_pretrained(cfg)  # the weights come from elsewhere, or are not wanted
     check_pretrained(cfg)
@@ -83,10 +108,12 @@ def evaluate(
     demo: bool = False,
     launcher: str = 'none',
     trust_checkpoint: bool = False,
-) -> dict[str, float]:
+    sizes: Sequence[int] = (),
+) -> dict[str, Any]:
     """Metrics of a checkpoint on the test set, also saved as ``metrics.json``; per-class tables go to the log.
 
-    ``out``: a pickle of all predictions; ``drawings``: a folder for pictures of them.
+    ``out``: a pickle of all predictions; ``drawings``: a folder for pictures of them; ``sizes``: of the pictures
+    that a classifier is tested with, which gives metrics by size.
     """
     if out and Path(out).suffix not in ('.pkl', '.pickle'):
         raise ValueError(f'--out must end in .pkl or .pickle; got {out!r}')
@@ -107,12 +134,31 @@ def evaluate(
         _add_hooks(cfg, dict(type='mmsoft.DrawPredictions', folder=drawings))
     runner = Runner.from_cfg(cfg)
     runner.load_checkpoint(checkpoint, strict=True)
-    metrics = runner.test()
+    metrics = {str(size): _test_at(runner, size) for size in sizes} if sizes else runner.test()
     if is_main_process():
+        if sizes:
+            print(size_table({Path(checkpoint).name: metrics}))
         path = Path(work_dir, 'metrics.json')
         path.write_text(json.dumps(dict(checkpoint=checkpoint, metrics=metrics), indent=1, default=float) + '\n')
         print_log(f'metrics saved in {path}', logger='current')
     return metrics
+
+
+def _test_at(runner: Runner, size: int) -> dict[str, float]:
+    """Metrics with pictures of this size."""
+    set_img_size(runner.cfg, size, tables=False)
+    runner._test_dataloader, runner._test_loop = runner.cfg.test_dataloader, runner.cfg.test_cfg
+    return runner.test()
+
+
+def size_table(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Markdown of top-1 accuracies: a row a model, a column a size."""
+    sizes = list(next(iter(rows.values())))
+    lines = [f'| top-1, % | {" | ".join(sizes)} |', f'|---|{"---|" * len(sizes)}']
+    for name, metrics in rows.items():
+        cells = [f'{metrics[size][TOP1]:.1f}' for size in sizes]
+        lines.append(f'| {name} | {" | ".join(cells)} |')
+    return '\n'.join(lines)
 
 
 def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkpoint: bool) -> None:
@@ -128,6 +174,9 @@ def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkp
     _check_work_dir(work_dir)
     if get_device() == 'cpu':
         cfg.pop('sync_bn', None)
+        for name in LOADERS:
+            if cfg.get(name):
+                cfg[name].pop('pin_memory', None)
 
 
 def _add_hooks(cfg: Config, *hooks: dict) -> None:
@@ -185,10 +234,10 @@ def _use_amp(cfg: Config) -> None:
         optim_wrapper.setdefault('loss_scale', 'dynamic')
 
 
-def _report_data(cfg: Config, *modes: str) -> None:
+def _report_data(cfg: Config, *modes: str, classes: bool = True) -> None:
     """One process looks; what it finds missing stops all."""
     if is_main_process():
-        for remark in check_data(cfg, *modes):
+        for remark in check_data(cfg, *modes, classes=classes):
             print_log(remark, logger='current', level=logging.WARNING)
     barrier()
 
@@ -221,10 +270,11 @@ def _lock(work_dir: str) -> TextIO:
 
 
 def _check_room(runner: Runner) -> None:
-    """Raise unless a checkpoint fits on the disk: weights, and two moments of those that are trained."""
+    """Raise unless a checkpoint fits on the disk: weights, their average, and two moments of those that are trained."""
     if not is_main_process():
         return
-    size = _bytes(runner.model.state_dict().values()) + 2 * _bytes(
+    averages = any(type(hook).__name__ in ('AverageWeights', 'EMAHook') for hook in runner.hooks)
+    size = (1 + averages) * _bytes(runner.model.state_dict().values()) + 2 * _bytes(
         p for p in runner.model.parameters() if p.requires_grad
     )
     probe = Path(runner.work_dir, f'room{PARTIAL}')
@@ -248,13 +298,11 @@ def demo_report(runner: Runner) -> dict[str, Any]:
     """Draw a contact sheet of predictions and the curves of a finished demo; where they are."""
     model = runner.model.module if hasattr(runner.model, 'module') else runner.model
     model.eval()
-    meta, pictures = runner.val_dataloader.dataset.metainfo, []
-    for index, batch in enumerate(runner.val_dataloader):
-        if index == 12:
-            break
+    loader, pictures = runner.val_dataloader, []
+    for index in np.linspace(0, len(loader.dataset) - 1, 12).round().astype(int).tolist():
         with torch.no_grad():
-            (sample,) = model.test_step(batch)
-        pictures.append(draw_sample(mmcv.imread(sample.img_path), sample, meta, score_thr=0.4))
+            (sample,) = model.test_step(loader.collate_fn([loader.dataset[index]]))
+        pictures.append(draw_sample(mmcv.imread(sample.img_path), sample, loader.dataset.metainfo, score_thr=0.4))
     sheet, curves = Path(runner.work_dir, 'predictions.png'), Path(runner.work_dir, 'curves.png')
     contact_sheet(pictures, sheet)
     plot_curves([runner.work_dir], curves)

@@ -63,6 +63,14 @@ class SOFTClassifier(SOFT):
         init_linear(self.head)
         self.train()
 
+    def train(self, mode: bool = True) -> 'SOFTClassifier':
+        """As the backbone; where all its stages are frozen, the class token is as well and only the head learns."""
+        super().train(mode)
+        if self.frozen_stages == len(STRIDES) and getattr(self, 'cls_token', None) is not None:
+            self.cls_token.requires_grad_(False)
+            self.cls_position.requires_grad_(False)
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         """Images (B, C, H, W) -> logits (B, num_classes)."""
         return self.forward_head(self.forward_features(x))

@@ -11,15 +11,18 @@ import numpy as np
 
 CELL = 480  # longest side of a cell of a contact sheet
 TITLE, GAP = 24, 4  # height of a title, space between cells
+LEAST_WIDTH = 160  # of a picture that gets its class as a title
 
 
 def draw_sample(
     image: np.ndarray, sample: Any, meta: Mapping[str, Any], score_thr: float = 0.3, truth: bool = False
 ) -> np.ndarray:
-    """The BGR ``image`` (H, W, 3) with the predictions of a DetDataSample or SegDataSample, or its ground truth.
+    """The BGR ``image`` (H, W, 3) with the predictions of a sample of any kind, or its ground truth.
 
     ``meta`` holds the data set's ``classes`` and, where it has colours of its own, ``palette``.
     """
+    if type(sample).__name__ == 'ClassSample':
+        return _draw_class(image, sample, meta['classes'], truth)
     options = dict(draw_gt=truth, draw_pred=not truth)
     if type(sample).__name__ == 'SegDataSample':
         from mmseg.visualization import SegLocalVisualizer
@@ -45,6 +48,25 @@ def draw_sample(
     return mmcv.rgb2bgr(visualizer.get_image())
 
 
+def _draw_class(image: np.ndarray, sample: Any, classes: Sequence[str], truth: bool) -> np.ndarray:
+    """The class in a line above the picture, which is enlarged where it is too small for that; red if it is wrong."""
+    zoom = max(1.0, LEAST_WIDTH / image.shape[1])
+    image = cv2.resize(image, None, fx=zoom, fy=zoom, interpolation=cv2.INTER_LINEAR)
+    label = getattr(sample, 'gt_label', None)
+    text, colour = '' if label in (None, -1) else classes[label], (0, 0, 0)
+    if not truth:
+        score, best = sample.pred_scores.max(-1)
+        wrong = label is not None and label != int(best)
+        text, colour = f'{classes[best]} {score:.2f}', (0, 0, 200) if wrong else (0, 0, 0)
+    return np.concatenate((_line(text, image.shape[1], colour), image))
+
+
+def _line(text: str, width: int, colour: tuple[int, int, int] = (0, 0, 0)) -> np.ndarray:
+    """A strip (TITLE, width, 3) of text, cut off where it ends."""
+    strip = np.full((TITLE, width, 3), 255, np.uint8)
+    return cv2.putText(strip, text, (2, TITLE - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, colour, 1, cv2.LINE_AA)
+
+
 def contact_sheet(
     images: Sequence[np.ndarray], path: str | Path, columns: int = 4, titles: Sequence[str] | None = None
 ) -> None:
@@ -63,8 +85,6 @@ def contact_sheet(
         size = max(1, int(image.shape[1] * ratio)), max(1, int(image.shape[0] * ratio))
         small = cv2.resize(image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
         sheet[y + top : y + top + size[1], x : x + size[0]] = small
-        if titles:  # cut off where its cell ends
-            strip = np.full((top, width, 3), 255, np.uint8)
-            cv2.putText(strip, titles[index], (2, top - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, (0, 0, 0), 1, cv2.LINE_AA)
-            sheet[y : y + top, x : x + width] = strip
+        if titles:
+            sheet[y : y + top, x : x + width] = _line(titles[index], width)
     mmcv.imwrite(sheet, str(path))

@@ -1,0 +1,4 @@
+_base_ = ['_base_/classifier.py', '_base_/in1k.py', '_base_/schedule_300e.py', '_base_/runtime_cls.py']
+
+model = dict(backbone=dict(arch='large', attn='soft'))
+optim_wrapper = dict(optimizer=dict(lr=3.3e-4))

@@ -1,0 +1,184 @@
+"""Training and testing of classifiers in MMEngine's Runner; what is special to ImageNet's recipes is timm's."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel, is_model_wrapper
+from mmengine.runner import Runner
+from torch import Tensor
+
+from mmsoft.checkpoints import CheckpointError
+from mmsoft.registry import HOOKS, METRICS, MODELS
+from mmsoft.versions import require
+
+EMA_KEY = 'state_dict_ema'  # as timm calls it
+
+
+@MODELS.register_module()
+class ImageClassifier(BaseModel):
+    """A classifier with its loss, as the Runner calls it.
+
+    Args:
+        backbone: A model that gives logits and tells ``num_classes``.
+        smoothing: Share of a label that is spread over all classes.
+        mixup: Options of timm.data.Mixup (``mixup_alpha``, ``cutmix_alpha``, ...); None mixes nothing.
+    """
+
+    def __init__(
+        self,
+        backbone: dict,
+        smoothing: float = 0.1,
+        mixup: Mapping[str, Any] | None = None,
+        data_preprocessor: dict | None = None,
+        init_cfg: dict | None = None,
+    ) -> None:
+        require('timm')
+        from timm.data import Mixup
+        from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+
+        super().__init__(data_preprocessor, init_cfg)
+        self.backbone = MODELS.build(backbone)
+        num_classes = self.backbone.num_classes
+        self.mixup = mixup and Mixup(label_smoothing=smoothing, num_classes=num_classes, **mixup)
+        self.loss = SoftTargetCrossEntropy() if mixup else LabelSmoothingCrossEntropy(smoothing)
+
+    def forward(
+        self, inputs: Tensor, data_samples: Sequence[Any] | None = None, mode: str = 'tensor'
+    ) -> 'Tensor | dict[str, Tensor] | list[Any]':
+        """Images (B, 3, H, W) -> logits, ``dict(loss=...)``, or the samples with ``pred_scores`` (classes,)."""
+        if mode == 'tensor':
+            return self.backbone(inputs)
+        if mode == 'predict':
+            for sample, scores in zip(data_samples, self.backbone(inputs).float().softmax(-1), strict=True):
+                sample.pred_scores = scores
+            return list(data_samples)
+        targets = torch.tensor([sample.gt_label for sample in data_samples]).to(inputs.device, non_blocking=True)
+        if self.mixup:
+            if len(inputs) % 2:
+                raise ValueError(
+                    f'mixup pairs images: train_dataloader.batch_size must be even; got a batch of {len(inputs)}'
+                )
+            inputs, targets = self.mixup(inputs, targets)
+        return dict(loss=self.loss(self.backbone(inputs), targets))
+
+
+@METRICS.register_module()
+class TopAccuracy(BaseMetric):
+    """Share of pictures, in per cent, whose label is the best prediction (``top1``) or among the best k."""
+
+    default_prefix = 'accuracy'
+
+    def __init__(self, topk: Sequence[int] = (1, 5), **options: Any) -> None:
+        super().__init__(**options)
+        self.topk = tuple(topk)
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        from timm.utils import accuracy
+
+        scores = torch.stack([sample['pred_scores'] for sample in data_samples])
+        labels = torch.tensor([sample['gt_label'] for sample in data_samples], device=scores.device)
+        for one, label in zip(scores.split(1), labels.split(1), strict=True):
+            self.results.append([hit.item() for hit in accuracy(one, label, self.topk)])
+
+    def compute_metrics(self, results: list) -> dict[str, float]:
+        means = torch.tensor(results, dtype=torch.float64).mean(0).tolist()
+        return {f'top{k}': mean for k, mean in zip(self.topk, means, strict=True)}
+
+
+@HOOKS.register_module()
+class CosineSchedule(Hook):
+    """timm's cosine over the whole training, by iterations, after a linear warm-up.
+
+    ``warmup_lr`` and ``min_lr`` belong to the lr of the config: they are scaled with it for another batch.
+    The lr depends on the iteration alone, so there is nothing to resume.
+    """
+
+    priority = 'LOW'
+
+    def __init__(self, warmup_epochs: float, warmup_lr: float = 1e-6, min_lr: float = 0.0) -> None:
+        self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
+
+    def before_train(self, runner: Runner) -> None:
+        from timm.scheduler import CosineLRScheduler
+
+        optimizer = runner.optim_wrapper.optimizer
+        lr = runner.cfg.optim_wrapper.optimizer.lr
+        scale = max(group.get('initial_lr', group['lr']) for group in optimizer.param_groups) / lr
+        self.scheduler = CosineLRScheduler(
+            optimizer,
+            t_initial=runner.max_iters,
+            lr_min=self.min_lr * scale,
+            warmup_t=min(round(self.warmup_epochs * len(runner.train_dataloader)), runner.max_iters - 1),
+            warmup_lr_init=self.warmup_lr * scale,
+            t_in_epochs=False,
+        )
+        self.scheduler.step_update(runner.iter)
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        self.scheduler.step_update(runner.iter + 1)
+
+
+@HOOKS.register_module()
+class AverageWeights(Hook):
+    """timm's moving average of the weights, which is validated and saved beside them as ``state_dict_ema``.
+
+    ``options`` are those of timm.utils.ModelEmaV3 besides ``decay``.
+    """
+
+    priority = 'NORMAL'
+
+    def __init__(self, decay: float = 0.9999, **options: Any) -> None:
+        self.options, self.resumed = dict(decay=decay, **options), None
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        if runner._resume:
+            self.resumed = checkpoint.get(EMA_KEY)
+            if self.resumed is None:
+                raise CheckpointError(
+                    f'the checkpoint to resume has no {EMA_KEY}, the average that this config keeps: it is of a run '
+                    'without one; take out the hook AverageWeights, or start from its weights with --fine-tune'
+                )
+
+    def before_train(self, runner: Runner) -> None:
+        from timm.utils import ModelEmaV3
+
+        self.average = ModelEmaV3(_unwrapped(runner), **self.options)
+        if self.resumed is not None:
+            self.average.module.load_state_dict(self.resumed)
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        # timm takes the average from the weights as they are at its first step
+        self.average.update(_unwrapped(runner), step=runner.iter + 1)
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        if hasattr(self, 'average'):  # not where a checkpoint is only validated
+            self.trained, runner.model = runner.model, self.average.module
+
+    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
+        if hasattr(self, 'average'):
+            runner.model = self.trained
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        checkpoint[EMA_KEY] = {name: value.cpu() for name, value in self.average.module.state_dict().items()}
+
+
+def _unwrapped(runner: Runner) -> torch.nn.Module:
+    return runner.model.module if is_model_wrapper(runner.model) else runner.model
+
+
+@HOOKS.register_module()
+class LogThroughput(Hook):
+    """Images a second of all processes, loading included, in the log."""
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        self.last = time.perf_counter()
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        now = time.perf_counter()
+        rate = len(data_batch['inputs']) * runner.world_size / (now - self.last)
+        runner.message_hub.update_scalar('train/images_per_s', rate)
+        self.last = now
