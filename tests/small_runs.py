@@ -19,7 +19,9 @@ SHIPPED = dict(
     retinanet='retinanet_soft_pp_tiny_1x_coco',
     mask_rcnn='mask_rcnn_soft_pp_tiny_1x_coco',
     upernet='upernet_soft_pp_tiny_40k_cityscapes',
+    classifier='soft_pp_tiny_300e_in1k',
 )
+WORLDS = dict(retinanet='coco', mask_rcnn='coco', upernet='cityscapes', classifier='imagenet')
 
 
 def narrow_model(model: ConfigDict) -> None:
@@ -36,7 +38,7 @@ def narrow_model(model: ConfigDict) -> None:
                 extractor.out_channels = 32
             model.roi_head.bbox_head.update(in_channels=32, fc_out_channels=32)
             model.roi_head.mask_head.update(in_channels=32, conv_out_channels=32)
-    else:
+    elif 'decode_head' in model:
         for head in (model.decode_head, model.auxiliary_head):
             head.channels = 32
         model.decode_head.in_channels, model.auxiliary_head.in_channels = dims, dims[2]
@@ -48,20 +50,24 @@ def small_config(method: str, folder: Path, train: int = 8, batch: int = 2, epoc
     narrow_model(cfg.model)
     without_pretrained(cfg)
     cfg.model.backbone.drop_path_rate = 0.2
-    world = 'cityscapes' if method == 'upernet' else 'coco'
-    root = write_world(world, folder, train=train, val=4, size=SIZE)
+    root = write_world(WORLDS[method], folder, train=train, val=4, size=SIZE)
     cfg.data_root = f'{root}/'
     if method == 'upernet':
         cfg.model.data_preprocessor.size = SIZE
         steps = epochs * train // batch
         cfg.train_cfg.update(max_iters=steps, val_interval=steps)
         cfg.default_hooks.checkpoint.interval = train // batch
+    elif method == 'classifier':
+        cfg.train_cfg.update(max_epochs=epochs, val_interval=epochs)
+        cfg.model.backbone.update(num_classes=6, img_size=64)
     else:
         cfg.train_cfg.update(max_epochs=epochs, val_interval=epochs)
         cfg.val_evaluator.ann_file = cfg.test_evaluator.ann_file = f'{root}/annotations/instances_val2017.json'
     for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         cfg[name].update(num_workers=0, persistent_workers=False)
         cfg[name].dataset.data_root = f'{root}/'
+        if method == 'classifier':
+            cfg[name].dataset.transform.input_size = 64
         for pipeline in pipelines(cfg[name].dataset):
             for step in pipeline:
                 if 'scale' in step:
@@ -71,7 +77,8 @@ def small_config(method: str, folder: Path, train: int = 8, batch: int = 2, epoc
     cfg.train_dataloader.batch_size = batch
     if 'filter_cfg' in cfg.train_dataloader.dataset:
         cfg.train_dataloader.dataset.filter_cfg.min_size = 8
-    cfg.param_scheduler = [dict(type='ConstantLR', factor=1.0, by_epoch=False)]
+    if cfg.param_scheduler:
+        cfg.param_scheduler = [dict(type='ConstantLR', factor=1.0, by_epoch=False)]
     cfg.default_hooks.logger.interval = 1
     cfg.log_processor.window_size = 1
     return cfg

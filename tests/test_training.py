@@ -18,7 +18,10 @@ from mmsoft.engine.runner import latest_checkpoint
 
 
 def weights_of(path):
-    return read_checkpoint(path)['state_dict']
+    """All tensors of a checkpoint's model, and of their average where there is one."""
+    checkpoint = read_checkpoint(path)
+    averages = {f'average.{name}': value for name, value in checkpoint.get('state_dict_ema', {}).items()}
+    return {**checkpoint['state_dict'], **averages}
 
 
 def assert_same_weights(first, second):
@@ -52,7 +55,7 @@ def kill_when(appears, arguments):
     process.wait()
 
 
-@pytest.mark.parametrize(('method', 'processes'), [('retinanet', 1), ('upernet', 2)])
+@pytest.mark.parametrize(('method', 'processes'), [('retinanet', 1), ('upernet', 2), ('classifier', 2)])
 def test_a_killed_run_goes_on_as_if_nothing_had_been(method, processes, tmp_path):
     """Epochs and iterations, dropout and flips, one process and two: the weights at the end are equal, bit for bit."""
     cfg = small_config(method, tmp_path / 'data', epochs=3)
@@ -104,6 +107,9 @@ def test_a_kill_while_a_checkpoint_is_written_loses_nothing(tmp_path):
 def deterministic(cfg):
     """What one process and two can share: no dropout, no statistics of a batch, no drawn proposals."""
     cfg.model.backbone.update(drop_path_rate=0.0, norm_eval=True)
+    if 'mixup' in cfg.model:
+        cfg.model.mixup = None
+        cfg.auto_scale_lr.enable = False
     cfg.optim_wrapper.optimizer.lr = 1e-4
     for head in (cfg.model.get('decode_head'), cfg.model.get('auxiliary_head')):
         if head:
@@ -130,7 +136,13 @@ def start_by_hand(arguments, launcher):
 
 
 @pytest.mark.parametrize(
-    ('method', 'how'), [('mask_rcnn', 'two processes'), ('retinanet', 'slurm'), ('upernet', 'two machines')]
+    ('method', 'how'),
+    [
+        ('mask_rcnn', 'two processes'),
+        ('retinanet', 'slurm'),
+        ('upernet', 'two machines'),
+        ('classifier', 'two processes'),
+    ],
 )
 def test_two_processes_equal_one_with_the_same_batch(method, how, tmp_path):
     """Shuffled, flipped, different pictures. mmdet's losses divide by a process's number of objects: there, the one
@@ -140,7 +152,8 @@ def test_two_processes_equal_one_with_the_same_batch(method, how, tmp_path):
     if method == 'upernet':
         cfg.train_cfg.update(max_iters=4, val_interval=4)
     two = dump(cfg, tmp_path, 'two')
-    if method == 'upernet':
+    detects = method in ('mask_rcnn', 'retinanet')
+    if not detects:
         cfg.train_dataloader.batch_size = 2
     else:
         cfg.optim_wrapper.accumulative_counts = 2
@@ -151,13 +164,13 @@ def test_two_processes_equal_one_with_the_same_batch(method, how, tmp_path):
     else:
         start_by_hand(arguments, how)
     expected, found = losses(tmp_path / 'one'), losses(tmp_path / 'two')
-    if method != 'upernet':
+    if detects:
         expected = [(first + second) / 2 for first, second in zip(expected[::2], expected[1::2], strict=True)]
-    assert len(expected) == len(found) == 4
+    assert len(expected) == len(found) >= 4
     assert found == pytest.approx(expected, rel=1e-3)
     first, second = (weights_of(latest_checkpoint(tmp_path / name)) for name in ('one', 'two'))
     moved = max((first[name] - second[name]).abs().max().item() for name in first if first[name].is_floating_point())
-    assert moved < 1e-4  # four steps of 1e-4
+    assert moved < 1e-4  # a step is that much
 
 
 def test_training_helps_and_the_checkpoint_tests_alike(tmp_path):

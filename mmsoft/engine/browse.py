@@ -22,7 +22,7 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
         from .demo import overlay
 
         overlay(cfg)
-    for remark in check_data(cfg, mode):
+    for remark in check_data(cfg, mode, classes=False):
         print(remark)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     config = cfg[f'{mode}_dataloader'].dataset
@@ -35,7 +35,8 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
     drawings, titles = [], []
     for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int).tolist():
         packed = dataset[index]
-        image = packed['inputs'].permute(1, 2, 0).numpy()
+        to_picture = getattr(dataset, 'to_picture', lambda inputs: inputs.permute(1, 2, 0).numpy())
+        image = to_picture(packed['inputs'])
         titles.append(f'{index} {Path(packed["data_samples"].img_path).stem}')
         drawings.append(draw_sample(image, packed['data_samples'], dataset.metainfo, truth=True))
         mmcv.imwrite(drawings[-1], str(Path(out_dir, f'{titles[-1].replace(" ", "_")}.png')))

@@ -90,8 +90,10 @@ def input_shape(cfg: 'Config') -> tuple[int, int]:
     Where its long side is over twice the short one, as ADE20K's 2048 x 512, it is a bound that images do
     not reach: then the short side squared.
     """
-    from .config import pipelines, walk_dicts
+    from .config import is_classifier, pipelines, walk_dicts
 
+    if is_classifier(cfg):
+        return (cfg.test_dataloader.dataset.transform.input_size,) * 2
     for step in walk_dicts(next(pipelines(cfg.test_dataloader.dataset))):
         if 'scale' in step:
             short, long = sorted(step.scale)

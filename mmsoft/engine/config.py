@@ -165,16 +165,19 @@ def _as_list(init_cfg: Any) -> list:
     return [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or ())
 
 
+def is_classifier(cfg: Config) -> bool:
+    return str(cfg.model.type).split('.')[-1] == 'ImageClassifier'
+
+
 def start_from(cfg: Config, checkpoint: str, only_head: bool) -> None:
     """Let a classifier start from a checkpoint, with a head for the classes of its data."""
     backbone = cfg.model.backbone
-    count = class_count(cfg.train_dataloader.dataset)
-    if count is None:
+    if not is_classifier(cfg):
         raise ValueError(
             f'--fine-tune and --linear-probe are for classifiers; {cfg.model.type} starts from the weights that '
             '--cfg-options model.backbone.init_cfg.checkpoint=<file> or load_from=<file> name'
         )
-    backbone.num_classes = count
+    backbone.num_classes = class_count(cfg.train_dataloader.dataset)
     backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint, new_head='always' if only_head else 'differ')
     if only_head:
         backbone.frozen_stages = len(STRIDES)
@@ -182,13 +185,13 @@ def start_from(cfg: Config, checkpoint: str, only_head: bool) -> None:
 
 def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
     """Pictures of another size for a classifier; with ``tables``, position tables of that size as well."""
-    leaves = [leaf for name in LOADERS if cfg.get(name) for leaf in leaf_datasets(cfg[name].dataset)]
-    if not all('transform' in leaf for leaf in leaves):
+    if not is_classifier(cfg):
         raise ValueError('--img-size and --sizes are for classifiers; change the pipelines of this config instead')
     if size < LEAST_IMAGE:
         raise ValueError(f'pictures must have sides of at least {LEAST_IMAGE}; got {size}')
-    for leaf in leaves:
-        leaf.transform.input_size = size
+    for name in LOADERS:
+        for leaf in leaf_datasets(cfg[name].dataset) if cfg.get(name) else ():
+            leaf.transform.input_size = size
     if tables:
         cfg.model.backbone.img_size = size
 

@@ -10,7 +10,7 @@ from mmengine.dist import get_dist_info
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.datasets.miniature import KINDS, write_world
 
-from .config import LOADERS, pipelines, walk_dicts, without_pretrained
+from .config import LOADERS, is_classifier, pipelines, walk_dicts, without_pretrained
 
 WORLD_OF = {
     'CocoDataset': 'coco',
@@ -30,11 +30,10 @@ LR = 4e-4
 def overlay(cfg: Config, root: str | Path | None = None) -> None:
     """Change ``cfg`` in place; the world is written below ``root`` (MMSOFT_DEMO_DATA, else work_dirs/miniature)."""
     root = Path(root or os.environ.get('MMSOFT_DEMO_DATA', 'work_dirs/miniature'))
-    kind_of_task = _task(cfg)
     for name in LOADERS:
         if cfg.get(name) is None:
             continue
-        cfg[name].update(num_workers=0, persistent_workers=False, batch_size=32 if kind_of_task == 'classes' else 1)
+        cfg[name].update(num_workers=0, persistent_workers=False, batch_size=32 if is_classifier(cfg) else 1)
         split = 'train' if name == 'train_dataloader' else 'val'
         for leaf in leaf_datasets(cfg[name].dataset):
             kind = _use_world(leaf, root, split)
@@ -97,7 +96,7 @@ def _shrink_model(model: ConfigDict) -> None:
         model.data_preprocessor.size = SIZE
     if str(model.backbone.type).startswith('mmsoft.'):
         model.backbone.drop_path_rate = 0.0
-    if _classifies(model):
+    if 'mixup' in model:
         model.mixup = None
         model.backbone.img_size = CLASS_SIZE
     for stage in ('train_cfg', 'test_cfg'):
@@ -141,13 +140,9 @@ def _shorten(cfg: Config) -> None:
 
 def _task(cfg: Config) -> str:
     """What the model predicts, as in EPOCHS."""
-    if _classifies(cfg.model):
+    if is_classifier(cfg):
         return 'classes'
     return 'labels' if 'decode_head' in cfg.model else 'masks' if 'roi_head' in cfg.model else 'boxes'
-
-
-def _classifies(model: ConfigDict) -> bool:
-    return str(model.type).split('.')[-1] == 'ImageClassifier'
 
 
 def _batch(cfg: Config) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import glob
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,20 +15,23 @@ from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DATASETS, MODELS, TRANSFORMS, init_default_scope
+from PIL import Image
 from rich.progress import Progress
 from torch import nn
 
 from mmsoft.checkpoints import load_weights, read_checkpoint, read_state_dict
+from mmsoft.datasets.class_folders import ClassSample
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
 from mmsoft.visualization import draw_sample
 
-from .config import pipelines, without_pretrained
+from .config import is_classifier, pipelines, without_pretrained
 
 PICTURES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.jp2')
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg', '.wmv')
 # Where a model keeps the head that tells the number of classes.
-_HEADS = ('decode_head', 'bbox_head', 'roi_head.bbox_head', 'mask_head')
+_HEADS = ('decode_head', 'bbox_head', 'roi_head.bbox_head', 'mask_head', 'backbone')
+TOP = 5  # classes that are told of a picture
 
 
 def load_model(
@@ -113,7 +116,7 @@ def predict(
     trust: bool = False,
     drawings: bool = True,
 ) -> Summary:
-    """Write ``results.json`` and ``categories.json``, or ``labels/*.png``; with ``drawings`` also ``drawn/``.
+    """Write ``results.json`` (and ``categories.json``) or ``labels/*.png``; with ``drawings`` also ``drawn/``.
 
     Label maps have the names of their pictures, with the suffix where a.jpg and a.png are both there.
     """
@@ -147,11 +150,18 @@ class _Predictor:
         self, cfg: Config, model: nn.Module, meta: dict, folder: Path, score_thr: float | None, names: list[str]
     ) -> None:
         self.model, self.meta, self.folder, self.score_thr = model, meta, folder, score_thr
-        steps = [step for step in next(pipelines(cfg.test_dataloader.dataset)) if 'LoadAnnotations' not in step.type]
-        self.load, self.prepare = TRANSFORMS.build(steps[0]), Compose(steps[1:])
+        self.is_classifier = is_classifier(cfg)
+        if self.is_classifier:
+            self.load = TRANSFORMS.build(dict(type='LoadImageFromFile'))
+            self.prepare = _class_pipeline(cfg.test_dataloader.dataset.transform)
+        else:
+            steps = next(pipelines(cfg.test_dataloader.dataset))
+            steps = [step for step in steps if 'LoadAnnotations' not in step.type]
+            self.load, self.prepare = TRANSFORMS.build(steps[0]), Compose(steps[1:])
         stems = {str(Path(name).with_suffix('')) for name in names}
         self.suffixes_matter = len(stems) < len(names)
-        self.count, self.unreadable, self.results, self.is_detector = 0, {}, [], not hasattr(model, 'decode_head')
+        self.count, self.unreadable, self.results = 0, {}, []
+        self.is_detector = not self.is_classifier and not hasattr(model, 'decode_head')
         if self.is_detector:
             self.category_ids, self.ids_from = category_ids(cfg, meta['classes'])
 
@@ -205,8 +215,12 @@ class _Predictor:
         with torch.no_grad():
             (sample,) = self.model.test_step({key: [value] for key, value in data.items()})
         self.count += 1
-        if self.is_detector:
-            place = dict(image_id=self.count, file_name=name, **({} if frame is None else dict(frame=frame)))
+        place = dict(image_id=self.count, file_name=name, **({} if frame is None else dict(frame=frame)))
+        if self.is_classifier:
+            scores, labels = sample.pred_scores.topk(min(TOP, len(sample.pred_scores)))
+            names = [self.meta['classes'][label] for label in labels.tolist()]
+            self.results.append(dict(**place, classes=names, scores=scores.tolist()))
+        elif self.is_detector:
             self.results += [dict(**place, **entry) for entry in self._detections(sample.pred_instances)]
         else:
             self._write_labels(sample.pred_sem_seg.data, name, frame)
@@ -233,12 +247,24 @@ class _Predictor:
 
     def finish(self) -> None:
         """Write what comes in one file."""
+        if self.is_classifier or self.is_detector:
+            (self.folder / 'results.json').write_text(json.dumps(self.results))
         if not self.is_detector:
             return
         names = zip(self.category_ids, self.meta['classes'], strict=True)
         categories = dict(ids_from=self.ids_from, categories=[dict(id=number, name=name) for number, name in names])
-        (self.folder / 'results.json').write_text(json.dumps(self.results))
         (self.folder / 'categories.json').write_text(json.dumps(categories, indent=1) + '\n')
+
+
+def _class_pipeline(transform: Mapping[str, Any]) -> Callable[[dict], dict]:
+    """From a BGR image (H, W, 3) to what a classifier takes."""
+    from timm.data import create_transform
+
+    run = create_transform(**transform)
+    return lambda data: dict(
+        inputs=run(Image.fromarray(mmcv.bgr2rgb(data['img']))),
+        data_samples=ClassSample(metainfo=dict(img_path=data['img_path'])),
+    )
 
 
 def category_ids(cfg: Config, classes: Sequence[str]) -> tuple[list[int], str]:

@@ -85,11 +85,9 @@ class SOFTClassifier(SOFT):
 
     def _last_stage(self, x: Tensor) -> Tensor:
         """Map (B, C', H', W') before the last stage -> its normalised tokens (B, 1 + N, C)."""
-        tokens, grid = self.stages[-1].tokenize(x)
-        if self.cls_token is not None:
-            cls = (self.cls_token + self.cls_position).expand(tokens.shape[0], -1, -1)
-            tokens = torch.cat((cls, tokens), 1)
-        return self.norm(self.stages[-1].run_blocks(tokens, grid))
+        if self.cls_token is None:
+            return self.norm(self.stages[-1](x).flatten(2).transpose(1, 2))
+        return self.norm(self.stages[-1](x, (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens of forward_features -> logits, or what the head would see."""

@@ -53,24 +53,19 @@ class Stage(nn.Module):
         self.embed, self.position, self.blocks = embed, position, nn.ModuleList(blocks)
         self.with_cp = with_cp
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, C', H', W') -> (B, C, H, W)."""
-        tokens, grid = self.tokenize(x)
-        return self.run_blocks(tokens, grid).transpose(1, 2).unflatten(2, grid)
-
-    def tokenize(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """x (B, C', H', W') -> embedded and positioned tokens (B, H * W, C) and their grid (H, W)."""
+    def forward(self, x: Tensor, leading: Tensor | None = None) -> Tensor:
+        """x (B, C', H', W') -> (B, C, H, W); with ``leading`` tokens (B, T, C), all tokens (B, T + H * W, C)."""
         x = self.position(self.embed(x))
-        return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
-
-    def run_blocks(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-        """(B, T + H * W, C) with T leading tokens -> the same shape."""
+        grid = (x.shape[2], x.shape[3])
+        tokens = x.flatten(2).transpose(1, 2)
+        if leading is not None:
+            tokens = torch.cat((leading, tokens), 1)
         for block in self.blocks:
             if not torch.jit.is_scripting() and self.with_cp and self.training and torch.is_grad_enabled():
                 tokens = checkpoint(block, tokens, grid, use_reentrant=False)
             else:
                 tokens = block(tokens, grid)
-        return tokens
+        return tokens.transpose(1, 2).unflatten(2, grid) if leading is None else tokens
 
 
 class SOFT(Backbone):
