@@ -35,6 +35,7 @@ REQUIREMENTS = {
     'mmseg': Requirement('1.2.2', '2.0', 'onedl-mmsegmentation==1.4.2', 'mmsegmentation==1.2.2'),
     'timm': Requirement('1.0.3', '2.0', 'timm==1.0.31', 'timm==1.0.31'),
     'safetensors': Requirement('0.4', '', 'safetensors', 'safetensors'),
+    'huggingface_hub': Requirement('0.17', '', 'huggingface_hub', 'huggingface_hub'),
 }
 
 

@@ -9,6 +9,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import init_default_scope
 
 from mmsoft.checkpoints import CheckpointError
+from mmsoft.checkpoints.sources import is_remote
 from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
@@ -140,7 +141,7 @@ def without_pretrained(cfg: Config) -> None:
 def check_pretrained(cfg: Config) -> None:
     """Raise unless every local file that the model starts from exists."""
     for source in (init.checkpoint for part in walk_dicts(cfg.model) for init in _pretrained_inits(part)):
-        if '://' not in source and not Path(source).expanduser().is_file():
+        if '://' not in source and not is_remote(source) and not Path(source).expanduser().is_file():
             raise CheckpointError(
                 f'the pretrained weights {source!r} do not exist (working directory {str(Path.cwd())!r}). '
                 "Three ways out: put the authors' published file or its conversion there (names are translated), or "
