@@ -5,6 +5,7 @@ from mmsoft.versions import require
 require('torch', 'torchvision')
 
 from .architecture import Architecture, read_architecture
+from .converting import convert
 from .files import read_checkpoint, read_state_dict
 from .loading import LoadReport, load, load_pretrained, load_weights
 from .messages import CheckpointError
@@ -14,6 +15,7 @@ __all__ = [
     'Architecture',
     'CheckpointError',
     'LoadReport',
+    'convert',
     'from_published',
     'load',
     'load_pretrained',

@@ -33,12 +33,15 @@ class Architecture(NamedTuple):
             del read['num_classes']
         return (SOFT if self.num_classes is None else SOFTClassifier)(**read | options)
 
-    def __str__(self) -> str:
+    def rows(self) -> list[tuple[str, str]]:
+        """Labels and values, for a table."""
         height, width = self.img_size
-        classes = 'no classifier' if self.num_classes is None else f'{self.num_classes} classes'
-        name = f'{self.name}: ' if self.name else ''
-        shape = '; '.join(f'{field} {" ".join(map(str, getattr(self.arch, field)))}' for field in Arch._fields)
-        return f'{name}{shape}; image {height} x {width}, {self.in_channels} channels; {classes}'
+        return [
+            ('arch', self.name or 'of its own'),
+            *((field, ' '.join(map(str, sizes))) for field, sizes in zip(Arch._fields, self.arch, strict=True)),
+            ('image', f'{height} x {width}, {self.in_channels} channels'),
+            ('classes', 'none' if self.num_classes is None else str(self.num_classes)),
+        ]
 
 
 def read_architecture(weights: Mapping[str, Tensor]) -> Architecture:

@@ -141,17 +141,21 @@ def load_pretrained(
     if prefix is None and any(name.startswith('backbone.') for name in weights):
         prefix = 'backbone.'
     if prefix:
-        prefix = prefix.rstrip('.') + '.'
-        part = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        if not part:
-            raise CheckpointError(f'no weight in {source} starts with {prefix!r}; the first is {next(iter(weights))!r}')
-        weights = part
+        weights = take_prefix(weights, prefix.rstrip('.') + '.', source)
     if is_published_soft(weights):
         weights = convert_published_soft(weights)
     own, head = model.state_dict(), ('head.weight', 'head.bias')
     same = 'head.weight' in weights and 'head.weight' in own and weights[head[0]].shape == own[head[0]].shape
     fresh = head if head[0] in own and (new_head == 'always' or (new_head == 'differ' and not same)) else ()
     return load_weights(model, weights, source=source, strict=strict, fresh=fresh)
+
+
+def take_prefix(weights: Mapping[str, Tensor], prefix: str, source: str) -> dict[str, Tensor]:
+    """The part of a larger model whose names start with ``prefix``, without it."""
+    part = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    if not part:
+        raise CheckpointError(f'no weight in {source} starts with {prefix!r}; the first is {next(iter(weights))!r}')
+    return part
 
 
 def _not_needed(name: str, own: Mapping[str, Tensor]) -> bool:

@@ -1,9 +1,7 @@
 """From what a user names, a path, an address or a model of the Hugging Face hub, to a local file that is whole."""
 
 import hashlib
-import os
 import re
-import tempfile
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 from mmsoft.versions import require
 
 from .messages import CheckpointError, announce
+from .writing import whole_file
 
 HUB_FILE = 'model.safetensors'  # of a repository, where none is named
 SUFFIXES = ('.pth', '.pt', '.bin', '.ckpt', '.tar', '.pkl', '.safetensors')
@@ -68,7 +67,7 @@ def fetch(url: str) -> Path:
 
 
 def _wrong_hash(path: Path, name: str) -> str:
-    """What is wrong if ``name`` ends in digits of a sha256 that is not the content's; decimal digits alone are a date."""
+    """What is wrong if ``name`` ends in digits of a sha256 and the content has another; decimal ones are a date."""
     match = re.search(rf'-([0-9a-f]{{{HASH_LENGTH},64}})\.\w+$', name)
     if not match or match[1].isdigit():
         return ''
@@ -102,37 +101,32 @@ def _hub_file(source: str | Path) -> tuple[str, str] | None:
 
 
 def _fetch_from_hub(source: str, repository: str, name: str) -> Path:
-    """From the hub's cache, filled from the network if need be."""
+    """From the hub's cache, or from the network into it."""
     require('huggingface_hub')
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache
 
     try:
-        return Path(hf_hub_download(repository, name))
+        cached = try_to_load_from_cache(repository, name)
+        return Path(cached if isinstance(cached, str) else hf_hub_download(repository, name))
     except Exception as error:  # of the hub, of the network and of the disk, in many classes
-        reason = str(error).strip().split('\n')[0]
+        reason = str(error.__cause__ or error).strip().split('\n')[0]
         raise CheckpointError(
-            f'{name!r} of the hub repository {repository!r} cannot be fetched: {type(error).__name__}: {reason}; '
-            f'download it and give its path, or, if {source!r} was meant as a path, there is no such file'
+            f'{hf_hub_url(repository, name)} cannot be fetched: {reason}; '
+            f'download it and give its path (if {source!r} was meant as a path, there is no such file)'
         ) from error
 
 
 def _download(url: str, path: Path) -> None:
-    """Write under a name of its own, compare with what was promised, and rename."""
-    with urllib.request.urlopen(url, timeout=_PATIENCE) as answer:
+    """Write beside the place, compare with what was promised, and rename."""
+    with urllib.request.urlopen(url, timeout=_PATIENCE) as answer, whole_file(path) as partial:
         size = answer.headers.get('Content-Length')
         announce(f'fetching {url} ({int(size) / 2**20:.1f} MiB)' if size else f'fetching {url}')
-        handle, partial = tempfile.mkstemp(prefix=f'{path.name}.', suffix='.part', dir=path.parent)
-        try:
-            with os.fdopen(handle, 'wb') as file:
-                while chunk := answer.read(_CHUNK):
-                    file.write(chunk)
-                received = file.tell()
-            if size and received != int(size):  # a connection that is cut reads like an end
-                raise OSError(f'the connection was cut after {received} of {size} bytes')
-            wrong = _wrong_hash(Path(partial), path.name)
-            if wrong:
-                raise OSError(wrong)
-            Path(partial).chmod(0o644)
-            Path(partial).replace(path)
-        finally:
-            Path(partial).unlink(missing_ok=True)
+        with partial.open('wb') as file:
+            while chunk := answer.read(_CHUNK):
+                file.write(chunk)
+            received = file.tell()
+        if size and received != int(size):  # a connection that is cut reads like an end
+            raise OSError(f'the connection was cut after {received} of {size} bytes')
+        wrong = _wrong_hash(partial, path.name)
+        if wrong:
+            raise OSError(wrong)

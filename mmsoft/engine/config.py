@@ -45,7 +45,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     cfg = Config.fromfile(path)
     for name in LOADERS:
         if cfg.get(name) is not None:
-            cfg[name] = _as_written(cfg[name])
+            cfg[name] = as_written(cfg[name])
     old_root = cfg.get('data_root')
     _reject_unknown_options(cfg, options or {})
     cfg.merge_from_dict(dict(options or {}))
@@ -59,12 +59,12 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     return cfg
 
 
-def _as_written(node: Any) -> Any:
+def as_written(node: Any) -> Any:
     """Without what `train` and `evaluate` wrap around parts of a config, which a run's own copy of it shows."""
     if isinstance(node, Mapping):
         inner = WRAPPERS.get(node.get('type'))
-        return _as_written(node[inner]) if inner else ConfigDict({key: _as_written(node[key]) for key in node})
-    return [_as_written(value) for value in node] if isinstance(node, list) else node
+        return as_written(node[inner]) if inner else ConfigDict({key: as_written(node[key]) for key in node})
+    return [as_written(value) for value in node] if isinstance(node, list) else node
 
 
 def read_safely(cfg: Config, record: str | Path) -> None:
