@@ -46,21 +46,16 @@ def publish(
     Equal content gives equal files and names.
     """
     checkpoint = read_checkpoint(source, trust)
-    weights = load(checkpoint)
-    if part != 'model':
-        inside = any(key.startswith('backbone.') for key in weights)
-        weights = select_part(take_prefix(weights, 'backbone.', str(source)) if inside else weights, part)
-        verify(weights, str(source))
+    weights = _select(load(checkpoint), part, str(source))
     found = checkpoint.get('meta')
     found = found if isinstance(found, Mapping) else {}
+    name = name or _name_of(source, found)
+    if Path(name).name != name or name.endswith(WRITTEN):
+        raise CheckpointError(f'--name is a name without folder and suffix; got {name!r}')
     config, remarks = _config_of(found)
     meta = {key: _clean(found[key]) for key in KEPT_META if key in found}
     if config:
         meta['cfg'] = Config(config).pretty_text
-    name = name or _name_of(source, found)
-    if Path(name).name != name or name.endswith(WRITTEN):
-        raise CheckpointError(f'--name is a name without folder and suffix; got {name!r}')
-    folder = _folder(source, out_dir)
     contents = {}
     for suffix in WRITTEN:
         content = to_bytes(weights, suffix, meta)
@@ -75,20 +70,27 @@ def publish(
         **{key: meta.get(key) for key in ('seed', 'epoch', 'iter')},
         metrics=_metrics(source, metrics, remarks),
         versions=dict(mmsoft=mmsoft.__version__, torch=torch.__version__, mmengine=meta.get('mmengine_version')),
-        files={
-            file: dict(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
-            for file, content in contents.items()
-        },
         config=meta.get('cfg'),
     )
-    _write(folder, name, contents, card)
+    written = _write(_folder(source, out_dir), contents, card)
     lines = [f'{label:<9}{card[label]}' for label in ('weights', 'tensors', 'metrics')]
-    lines += [f'written  {folder / file}' for file in (*contents, f'{name}.json')]
-    return '\n'.join([*lines, *(f'note     {remark}' for remark in remarks)])
+    lines += [f'written  {path}' for path in written] + [f'note     {remark}' for remark in remarks]
+    return '\n'.join(lines)
 
 
-def _write(folder: Path, name: str, contents: Mapping[str, bytes], card: Mapping[str, Any]) -> None:
-    path = folder / f'{name}.json'
+def _select(weights: dict[str, torch.Tensor], part: str, source: str) -> dict[str, torch.Tensor]:
+    if part == 'model':
+        return weights
+    if any(key.startswith('backbone.') for key in weights):
+        weights = take_prefix(weights, 'backbone.', source)
+    weights = select_part(weights, part)
+    verify(weights, source)
+    return weights
+
+
+def _write(folder: Path, contents: Mapping[str, bytes], card: dict[str, Any]) -> list[Path]:
+    """Weights first, then their card; where they are."""
+    path = folder / f'{card["name"]}.json'
     if path.exists():
         try:
             described = set(json.loads(path.read_text())['files'])
@@ -96,9 +98,12 @@ def _write(folder: Path, name: str, contents: Mapping[str, bytes], card: Mapping
             described = set()
         if described != set(contents):
             raise CheckpointError(f'{str(path)!r} is the card of other weights: choose another --name or --out-dir')
+    card['files'] = {}
     for file, content in contents.items():
         write(content, folder / file)
+        card['files'][file] = dict(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
     write((json.dumps(card, indent=1, default=float) + '\n').encode(), path)
+    return [*(folder / file for file in contents), path]
 
 
 def _folder(source: str | Path, out_dir: str | Path | None) -> Path:
@@ -131,8 +136,8 @@ def _config_of(meta: Mapping[str, Any]) -> tuple[dict, list[str]]:
         return {}, ['the checkpoint holds no config: attention, data and seed are not on the card']
     try:
         tree = _evaluate_config(text)
-    except (SyntaxError, ValueError, AttributeError) as error:
-        return {}, [f'the config in the checkpoint is left out, it is not made of plain values: {error}']
+    except (SyntaxError, ValueError, AttributeError, TypeError):
+        return {}, ['the config in the checkpoint is left out: it is not made of plain values alone']
     for loader in LOADERS:
         if tree.get(loader) is not None:
             tree[loader] = as_written(tree[loader])
@@ -145,8 +150,9 @@ def _evaluate_config(text: str) -> dict:
 
 
 def _evaluate(node: ast.expr) -> Any:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'dict' and not node.args:
-        return {keyword.arg: _evaluate(keyword.value) for keyword in node.keywords}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'dict':
+        named = {keyword.arg: _evaluate(keyword.value) for keyword in node.keywords}
+        return dict(*map(_evaluate, node.args), **named)
     if isinstance(node, ast.Dict):
         return {_evaluate(key): _evaluate(value) for key, value in zip(node.keys, node.values, strict=True)}
     if isinstance(node, (ast.List, ast.Tuple)):
