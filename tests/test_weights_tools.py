@@ -247,6 +247,9 @@ def test_what_is_remote(tmp_path, monkeypatch):
         assert not sources.is_remote(source), source
     init = dict(type='Pretrained', checkpoint='hf-hub:owner/repo')
     check_pretrained(Config(dict(model=dict(backbone=dict(type='mmsoft.SOFT', init_cfg=init)))))
+    for wrong in ('http://a b/c.pth', 'hf-hub:a/b..c'):
+        with pytest.raises(CheckpointError, match=f'{wrong}.* cannot be fetched: .*; download it and give its path'):
+            load(wrong)
     with pytest.raises(CheckpointError, match="'hf-hub:owner' is no hub id: it is hf-hub:owner/repo"):
         load('hf-hub:owner')
 

@@ -4,6 +4,7 @@ import hashlib
 import re
 import urllib.parse
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 import torch
@@ -61,7 +62,7 @@ def fetch(url: str) -> Path:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _download(url, path)
-        except (OSError, ValueError) as error:  # no connection, no such file, no room; no address
+        except (OSError, ValueError, HTTPException) as error:  # no connection, no such file, no room; no address
             raise CheckpointError(f'{url} cannot be fetched: {error}; download it and give its path') from error
     return path
 
@@ -105,13 +106,15 @@ def _fetch_from_hub(source: str, repository: str, name: str) -> Path:
     require('huggingface_hub')
     from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache
 
+    address = repr(source)
     try:
+        address = hf_hub_url(repository, name)
         cached = try_to_load_from_cache(repository, name)
         return Path(cached if isinstance(cached, str) else hf_hub_download(repository, name))
     except Exception as error:  # of the hub, of the network and of the disk, in many classes
         reason = str(error.__cause__ or error).strip().split('\n')[0]
         raise CheckpointError(
-            f'{hf_hub_url(repository, name)} cannot be fetched: {reason}; '
+            f'{address} cannot be fetched: {reason}; '
             f'download it and give its path (if {source!r} was meant as a path, there is no such file)'
         ) from error
 
