@@ -9,6 +9,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -108,6 +109,7 @@ def test_conversion_of_parts_and_of_detectors(theirs, tmp_path):
     convert(tmp_path / 'theirs.pth', tmp_path / 'backbone.pth', part='backbone')
     backbone = load(tmp_path / 'backbone.pth')
     assert not any(name.startswith(('head', 'cls')) for name in backbone)
+    assert all(value.untyped_storage().nbytes() == value.nbytes for value in backbone.values())  # no views of more
     weights = trained(SOFT(MINI))
     inside = {f'backbone.{name}': value for name, value in weights.items()}
     torch.save(dict(state_dict=inside | {'neck.weight': torch.ones(2)}, meta={}), tmp_path / 'det.pth')
@@ -120,10 +122,13 @@ def test_conversion_of_parts_and_of_detectors(theirs, tmp_path):
     save_file(SOFTClassifier(MINI, img_size=(96, 128)).state_dict(), tmp_path / 'wide.safetensors')
     odd = dict(weights) | {'stages.0.extra': torch.zeros(1)}
     torch.save(odd, tmp_path / 'odd.pth')
+    two = dict(theirs, pos_embed1=torch.cat((torch.zeros(1, 1, 16), theirs['pos_embed1']), 1))
+    torch.save(two, tmp_path / 'two.pth')
     for source, target, options, message in (
         ('resnet.pth', 'x.pth', {}, r"neither the authors' names .* nor ours .* first name is 'conv1\.weight'"),
         ('wide.safetensors', 'x.pth', {}, r'square position tables only; stages\.0\.position\.table is 24 x 32'),
         ('odd.pth', 'x.pth', {}, r'unexpected +1 [^\n]+\n +stages\.0\.extra'),
+        ('two.pth', 'x.pth', {}, r'two\.pth. do not translate back'),
         ('backbone.pth', 'x.pth', dict(part='classifier'), r'no cls_token, cls_position, head\.weight'),
         ('theirs.pth', 'x.bin', {}, r"must end in \.pth or \.safetensors; got .*x\.bin"),
         ('theirs.pth', 'no/x.pth', {}, r"folder .*no' of the target does not exist"),
@@ -132,11 +137,22 @@ def test_conversion_of_parts_and_of_detectors(theirs, tmp_path):
     ):  # fmt: skip
         with pytest.raises(CheckpointError, match=message):
             convert(tmp_path / source, tmp_path / target, **options)
-    assert {path.name for path in tmp_path.iterdir()} == before | {'resnet.pth', 'wide.safetensors', 'odd.pth'}
+    assert {path.name for path in tmp_path.iterdir()} == before | {
+        'resnet.pth',
+        'wide.safetensors',
+        'odd.pth',
+        'two.pth',
+    }
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
     """Serves files as the hub does, and ``cut-*`` files but for their last byte."""
+
+    looked_at: ClassVar = []
+
+    def do_HEAD(self):
+        self.looked_at.append(self.path)
+        super().do_HEAD()
 
     def end_headers(self):
         self.send_header('X-Repo-Commit', 40 * 'a')
@@ -205,12 +221,13 @@ def test_models_of_the_hub(theirs, tmp_path, monkeypatch):
     save_file(theirs, folder / 'wrong-0123abcd.safetensors')
     monkeypatch.setenv('HF_HOME', str(tmp_path / 'home'))
 
-    def loads(*names, offline='0'):
-        monkeypatch.setenv('HF_HUB_OFFLINE', offline)
+    def loads(*names, offline=False):
+        monkeypatch.setenv('HF_HUB_OFFLINE', str(int(offline)))
         done = subprocess.run([sys.executable, '-c', HUB, *names], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
+    Server.looked_at.clear()
     with served(tmp_path / 'www') as base:
         monkeypatch.setenv('HF_ENDPOINT', base)
         full, bare, missing, wrong = loads(
@@ -222,7 +239,8 @@ def test_models_of_the_hub(theirs, tmp_path, monkeypatch):
     assert full == bare == str(len(theirs) + 1)
     assert missing.startswith(f'CheckpointError {base}/some-one/soft.v1/resolve/main/none.pth cannot be fetched: ')
     assert 'promises sha256 0123abcd' in wrong
-    cached, other = loads('some-one/soft.v1', 'some-one/else', offline='1')  # nobody serves it any more
+    assert Server.looked_at.count('/some-one/soft.v1/resolve/main/model.safetensors') == 1
+    cached, other = loads('some-one/soft.v1', 'some-one/else', offline=True)  # nobody serves it any more
     assert cached == full
     assert f'{base}/some-one/else/resolve/main/model.safetensors cannot be fetched: ' in other
     assert 'download it and give its path' in other

@@ -38,12 +38,14 @@ def convert(
             f"{str(source)!r} holds neither the authors' names of SOFT weights (pos_embed1, ...) nor ours "
             f'(stages.0.position.table, ...); its first name is {next(iter(weights))!r}'
         )
-    ours = select_part(convert_published_soft(weights) if to_ours else weights, part)
-    architecture = verify(ours, str(source))
-    theirs = convert_to_published_soft(ours)
-    if not _same(convert_published_soft(theirs), ours):
+    directions = (convert_published_soft, convert_to_published_soft)
+    there, back = directions if to_ours else reversed(directions)
+    result = there(weights)
+    if not _same(back(result), weights):
         raise CheckpointError(f'the names in {str(source)!r} do not translate back: is it a mixture of two models?')
-    result = ours if to_ours else theirs
+    ours = select_part(result if to_ours else weights, part)
+    architecture = verify(ours, str(source))
+    result = ours if to_ours else there(ours)
     write(to_bytes(result, target.suffix), target)
     kind = 'a backbone' if architecture.num_classes is None else 'a classifier'
     rows = [
@@ -80,9 +82,10 @@ def verify(weights: Mapping[str, Tensor], source: str) -> Architecture:
 
 
 def _same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    """Bit for bit, invalid numbers included."""
+    """Equal numbers, invalid ones included, in equal shapes."""
     return first.keys() == second.keys() and all(
-        torch.allclose(value, second[name], rtol=0, atol=0, equal_nan=True) for name, value in first.items()
+        value.shape == second[name].shape and torch.allclose(value, second[name], rtol=0, atol=0, equal_nan=True)
+        for name, value in first.items()
     )
 
 
