@@ -91,10 +91,10 @@ def convert_to_published_soft(weights: Mapping[str, Tensor]) -> dict[str, Tensor
     for name, value in weights.items():
         table = re.fullmatch(r'stages\.([0-3])\.position\.table', name)
         if table:
-            if value.shape[1] != value.shape[2]:
+            if value.dim() != 4 or value.shape[1] != value.shape[2]:
                 raise CheckpointError(
-                    f"the authors' layout holds square position tables only; {name} is {value.shape[1]} x "
-                    f'{value.shape[2]}: load these weights into a model with a square img_size first, which resizes it'
+                    f"the authors' layout holds square position tables only; {name} has the shape "
+                    f'{tuple(value.shape)}: load these weights into a model with a square img_size, which resizes it'
                 )
             value = value.flatten(1, 2)
             if table[1] == '3' and 'cls_position' in weights:
@@ -107,6 +107,8 @@ def convert_to_published_soft(weights: Mapping[str, Tensor]) -> dict[str, Tensor
 
 def _split_table(name: str, table: Tensor) -> tuple[Tensor, Tensor | None]:
     """(1, n, C) -> the (1, s, s, C) grid, and the class token's entry (1, 1, C) if there is one."""
+    if table.dim() != 3 or not table.numel():
+        raise CheckpointError(f'{name} must have the shape (1, entries, channels); got {tuple(table.shape)}')
     count = table.shape[1]
     side = math.isqrt(count)
     if side * side == count:
