@@ -127,7 +127,7 @@ def test_conversion_of_parts_and_of_detectors(theirs, tmp_path):
     before = sorted(tmp_path.iterdir())
     for source, target, options, message in (
         ('resnet.pth', 'x.pth', {}, r"neither the authors' names .* nor ours .* first name is 'conv1\.weight'"),
-        ('wide.safetensors', 'x.pth', {}, r'square position tables only; stages\.0\.position\.table has the shape \(1, 24, 32, 16\)'),
+        ('wide.safetensors', 'x.pth', {}, r'tables only; stages\.0\.position\.table has the shape \(1, 24, 32, 16\)'),
         ('odd.pth', 'x.pth', {}, r'unexpected +1 [^\n]+\n +stages\.0\.extra'),
         ('flat.pth', 'x.pth', {}, r'pos_embed2 must have the shape \(1, entries, channels\); got \(4,\)'),
         ('two.pth', 'x.pth', {}, r'two\.pth. do not translate back'),
