@@ -330,6 +330,10 @@ def test_averaged_weights_are_what_is_published_and_loaded(real, tmp_path):
     assert 'config in the checkpoint is left out' in said
     (file,) = tmp_path.glob('ema-*.pth')
     assert equal(load(file), {n.removeprefix('backbone.'): v for n, v in averaged.items() if n.startswith('backbone.')})
+    assert 'averaged over training' in publish(file, out_dir=tmp_path / 'again')
+    assert [path.name for path in (tmp_path / 'again').glob('*.safetensors')] == [
+        path.name for path in tmp_path.glob('ema-*.safetensors')
+    ]
     publish(tmp_path / 'epoch_2.pth', name='chosen', metrics=tmp_path / 'metrics.json')
     assert json.loads((tmp_path / 'chosen.json').read_text())['metrics'] == dict(mAP=0.5)
 

@@ -23,7 +23,7 @@ from mmsoft.checkpoints.writing import WRITTEN, to_bytes, write
 from .config import LOADERS, as_written, walk_dicts
 
 CHOICES = (*PARTS, 'model')
-KEPT_META = ('epoch', 'iter', 'seed', 'mmengine_version', 'dataset_meta')
+KEPT_META = ('epoch', 'iter', 'seed', 'mmengine_version', 'dataset_meta', 'weights')
 # Of a config, where a run was and what it went on from.
 _OF_THE_RUN = ('work_dir', 'load_from', 'resume')
 _PATH = re.compile(r'(?<![\w.:/~\\])(~[\w.-]*|[A-Za-z]:)?[/\\][\w.+@%~-]+([/\\][\w.+@%~-]*)*')
@@ -56,6 +56,7 @@ def publish(
     meta = {key: _clean(found[key]) for key in KEPT_META if key in found}
     if config:
         meta['cfg'] = Config(config).pretty_text
+    meta.setdefault('weights', 'averaged over training (EMA)' if 'state_dict_ema' in checkpoint else 'as trained')
     contents = {}
     for suffix in WRITTEN:
         content = to_bytes(weights, suffix, meta)
@@ -63,11 +64,10 @@ def publish(
     card = dict(
         name=name,
         part=part,
-        weights='averaged over training (EMA)' if 'state_dict_ema' in checkpoint else 'as trained',
         tensors=len(weights),
         architecture=_architecture(weights, config),
         data=_data(config),
-        **{key: meta.get(key) for key in ('seed', 'epoch', 'iter')},
+        **{key: meta.get(key) for key in ('weights', 'seed', 'epoch', 'iter')},
         metrics=_metrics(source, metrics, remarks),
         versions=dict(mmsoft=mmsoft.__version__, torch=torch.__version__, mmengine=meta.get('mmengine_version')),
         config=meta.get('cfg'),
