@@ -109,7 +109,7 @@ def main() -> None:
         ('gpu', gpu, f'torch built for CUDA {torch.version.cuda}'),
     ]
     for row in rows:
-        print(f'{row[0]:<13}{row[1]:<18}{row[2]}')
+        print(f'{row[0]:<17}{row[1]:<18}{row[2]}')
     print('mmcv.ops.nms runs')
 
 
