@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from mmengine.registry import MODELS as REGISTRY
+from mmengine.registry import init_default_scope
 
+from mmsoft.engine.config import load_config, without_pretrained
 from mmsoft.engine.model_zoo import BEGIN, read_zoo, with_tables, zoo_tables
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +25,16 @@ def test_every_config_has_an_entry_and_every_entry_a_config():
     entries = [model['Config'] for model in MODELS]
     assert len(entries) == len(set(entries))
     assert sorted(entries) == sorted(configs)
+
+
+@pytest.mark.parametrize('model', MODELS, ids=lambda model: model['Name'])
+def test_parameters_are_those_of_the_model(model):
+    cfg = load_config(ROOT / model['Config'])
+    init_default_scope(cfg.default_scope)
+    without_pretrained(cfg)
+    with torch.device('meta'):
+        built = REGISTRY.build(cfg.model)
+    assert sum(p.numel() for p in built.parameters()) == model['Metadata']['Parameters']
 
 
 def test_numbers_of_the_paper_belong_to_its_recipes():
