@@ -288,6 +288,7 @@ def test_a_published_training_serves_wherever_weights_do(real, tmp_path):
     assert all((tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes() for name in names)
     assert all(str(tmp_path / 'a' / name) in first.stdout for name in names)
     card = json.loads((tmp_path / 'a' / 'my_net.json').read_text())
+    assert 'work/' not in card['config']
     for name, entry in card['files'].items():
         content = (tmp_path / 'a' / name).read_bytes()
         assert entry == dict(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
@@ -300,6 +301,7 @@ def test_a_published_training_serves_wherever_weights_do(real, tmp_path):
     assert card['metrics'] == json.loads((work / 'metrics.json').read_text())['metrics']
     config_text = Config.fromstring(card['config'], '.py')
     assert config_text.data_root == 'coco'
+    assert 'faults.jsonl' in card['config']
     assert not {'work_dir', 'load_from', 'resume'} & set(config_text)
     assert config_text.train_dataloader.dataset.type == 'CocoDataset'  # without the wrappers of the run
 

@@ -136,6 +136,8 @@ def _config_of(meta: Mapping[str, Any]) -> tuple[dict, list[str]]:
         return {}, ['the checkpoint holds no config: attention, data and seed are not on the card']
     try:
         tree = _evaluate_config(text)
+        if tree.get('work_dir'):  # files in it keep their names
+            tree = _evaluate_config(text.replace(f"'{tree['work_dir'].rstrip('/')}/", "'"))
     except (SyntaxError, ValueError, AttributeError, TypeError):
         return {}, ['the config in the checkpoint is left out: it is not made of plain values alone']
     for loader in LOADERS:
