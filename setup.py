@@ -15,13 +15,14 @@ NOT_SHIPPED = shutil.ignore_patterns('__pycache__', 'install.sh', 'requirements_
 
 
 class BuildWithData(build_py):
-    """Copies tools and configs to ``mmsoft/.mim`` of the built package."""
+    """Copies tools, configs and the model index to ``mmsoft/.mim`` of the built package."""
 
     def run(self) -> None:
         super().run()
         target = Path(self.build_lib) / 'mmsoft' / '.mim'
         for name in DATA:
             shutil.copytree(ROOT / name, target / name, dirs_exist_ok=True, ignore=NOT_SHIPPED)
+        shutil.copy2(ROOT / 'model-index.yml', target)
 
 
 setup(

@@ -35,6 +35,7 @@ REQUIREMENTS = {
     'mmseg': Requirement('1.2.2', '2.0', 'onedl-mmsegmentation==1.4.2', 'mmsegmentation==1.2.2'),
     'timm': Requirement('1.0.3', '2.0', 'timm==1.0.31', 'timm==1.0.31'),
     'safetensors': Requirement('0.4', '', 'safetensors', 'safetensors'),
+    'huggingface_hub': Requirement('0.17', '', 'huggingface_hub', 'huggingface_hub'),
 }
 
 
@@ -108,7 +109,7 @@ def main() -> None:
         ('gpu', gpu, f'torch built for CUDA {torch.version.cuda}'),
     ]
     for row in rows:
-        print(f'{row[0]:<13}{row[1]:<18}{row[2]}')
+        print(f'{row[0]:<17}{row[1]:<18}{row[2]}')
     print('mmcv.ops.nms runs')
 
 

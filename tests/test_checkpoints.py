@@ -76,7 +76,7 @@ def test_a_checkpoint_at_an_address_is_fetched_once_and_checked(golden, tmp_path
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f'http://127.0.0.1:{server.server_port}'
         good = from_published(f'{base}/soft-{digest}.pth')
-        with pytest.raises(CheckpointError, match=r'soft-0123abcd\.pth cannot be fetched: invalid hash'):
+        with pytest.raises(CheckpointError, match=r'0123abcd\.pth cannot be fetched: .* 0123abcd, found ' + digest):
             from_published(f'{base}/soft-0123abcd.pth')
         with pytest.raises(CheckpointError, match=r'none\.pth cannot be fetched: HTTP Error 404.*give its path'):
             from_published(f'{base}/none.pth')
@@ -220,7 +220,7 @@ def test_bad_sources_are_named(tmp_path, golden):
     with pytest.raises(CheckpointError, match='pos_embed1 has 7 entries'):
         convert_published_soft({'pos_embed1': torch.zeros(1, 7, 4)})
     lacking = {name: value for name, value in golden.weights.items() if name != 'pos_embed3'}
-    with pytest.raises(CheckpointError, match=r'lacks .*pos_embed3'):
+    with pytest.raises(CheckpointError, match=r'lack .*stages\.2\.position\.table'):
         from_published(lacking)
 
 

@@ -109,7 +109,7 @@ def test_an_installed_wheel_works_anywhere(tmp_path):
     assert tracked <= shipped
     configs = {f'.mim/{name}' for name in files.stdout.split() if name.startswith('configs/')}
     assert len(configs) > 24
-    assert configs | {'.mim/tools/benchmark.py', 'py.typed'} <= shipped
+    assert configs | {'.mim/tools/benchmark.py', '.mim/model-index.yml', 'py.typed'} <= shipped
     (tmp_path / 'elsewhere').mkdir()
     code = (
         'import mmsoft; print(mmsoft.__file__); from mmengine.config import Config; '

@@ -1,19 +1,26 @@
-"""Weights: reading files safely, the authors' names, loading with a report."""
+"""Weights: finding and reading files safely, the authors' names, loading with a report, converting."""
 
 from mmsoft.versions import require
 
 require('torch', 'torchvision')
 
-from .files import CheckpointError, read_checkpoint, read_state_dict
-from .loading import LoadReport, load_pretrained, load_weights
+from .architecture import Architecture, read_architecture
+from .converting import convert
+from .files import read_checkpoint, read_state_dict
+from .loading import LoadReport, load, load_pretrained, load_weights
+from .messages import CheckpointError
 from .published import from_published
 
 __all__ = [
+    'Architecture',
     'CheckpointError',
     'LoadReport',
+    'convert',
     'from_published',
+    'load',
     'load_pretrained',
     'load_weights',
+    'read_architecture',
     'read_checkpoint',
     'read_state_dict',
 ]

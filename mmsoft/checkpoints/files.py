@@ -1,9 +1,6 @@
 """Reading checkpoint files: tensors only, no code from the file is ever run."""
 
-import hashlib
 import pickle
-import re
-import urllib.parse
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +12,13 @@ from torch import Tensor
 
 from mmsoft.versions import StackError, require
 
-# Buffers that say nothing: counters, and what a model computes from its own sizes.
-IGNORED = ('num_batches_tracked', 'relative_position_index', 'attn_mask')
+from .messages import CheckpointError
+from .sources import locate
+
+# Buffers that a model computes from its own sizes.
+COMPUTED = ('relative_position_index', 'attn_mask')
+# With the counters, which say nothing of a model.
+IGNORED = (*COMPUTED, 'num_batches_tracked')
 # Where weights sit in a checkpoint, the preferred place first; the dict itself comes last.
 WRAPPERS = ('state_dict_ema', 'state_dict', 'model')
 _STORAGES = {name for name in vars(torch) if name.endswith('Storage') and name[0].isupper()}
@@ -46,10 +48,6 @@ _SKIPPED = {
 }
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read, or that does not fit the model."""
-
-
 class _Skipped(dict):
     """Stands for a foreign object; takes any arguments and any state."""
 
@@ -77,29 +75,12 @@ _tensors_only = SimpleNamespace(
 )
 
 
-def fetch(url: str) -> Path:
-    """Download a checkpoint once, into torch's hub directory; a name ending in -<sha256[:8]> is checked."""
-    name = Path(urllib.parse.urlparse(url).path).name
-    place = hashlib.sha256(url.encode()).hexdigest()[:8]  # many addresses end in epoch_12.pth
-    path = Path(torch.hub.get_dir()) / 'checkpoints' / place / name
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        digest = re.search(r'-(?!\d+\.)([0-9a-f]{8,})\.', name)  # digits alone are a date
-        try:
-            torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
-        except (OSError, RuntimeError) as error:  # no connection, no such file; another hash
-            raise CheckpointError(f'{url} cannot be fetched: {error}; download it and give its path') from error
-    return path
-
-
 def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
-    """The object in a ``.pth`` or ``.safetensors`` file or at an http(s) address, on the CPU.
+    """The object in a ``.pth`` or ``.safetensors`` file, on the CPU; for what a source may be, see sources.locate.
 
     ``trust`` lets a pickle make objects of any kind, which may run code of whoever wrote the file.
     """
-    path = fetch(source) if re.match('https?://', str(source)) else Path(source).expanduser()
-    if not path.is_file():
-        raise CheckpointError(f'checkpoint {str(path)!r} does not exist (working directory {str(Path.cwd())!r})')
+    path = locate(source)
     try:
         if path.suffix == '.safetensors':
             require('safetensors')
@@ -134,7 +115,7 @@ def read_state_dict(source: str | Path | Mapping, trust: bool = False) -> dict[s
     weights = {
         name.removeprefix('module.'): value
         for name, value in checkpoint.items()
-        if isinstance(name, str) and isinstance(value, Tensor) and not name.endswith(IGNORED)
+        if isinstance(name, str) and isinstance(value, Tensor) and not name.endswith(COMPUTED)
     }
     if not weights:
         found = ', '.join(map(str, list(checkpoint)[:8])) or 'nothing'

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 from mmsoft.layers import resize_table
 from mmsoft.ops.checks import choose
 
-from .files import IGNORED, CheckpointError, read_state_dict
+from .files import IGNORED, read_state_dict
+from .messages import CheckpointError, announce
 from .soft_names import convert_published_soft, is_published_soft
 
 # A classifier's own parts, which a backbone leaves aside.
@@ -71,6 +71,16 @@ def load_weights(
     but weights that match less than half of the model are an error all the same. Names in
     ``fresh`` are not loaded. A refusal leaves the model unchanged.
     """
+    fitted, report = fit_weights(model, weights, source=source, strict=strict, fresh=fresh)
+    model.load_state_dict(fitted, strict=False)
+    announce(str(report), logging.INFO if report.complete else logging.WARNING)
+    return report
+
+
+def fit_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], *, source: str, strict: bool = True, fresh: Iterable[str] = ()
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """What load_weights would load, and its report; the model may be on the meta device."""
     own = {name: value for name, value in model.state_dict().items() if not name.endswith(IGNORED)}
     report, fitted = LoadReport(source, fresh=list(fresh)), {}
     for name, value in weights.items():
@@ -99,9 +109,16 @@ def load_weights(
             f'these weights do not fit {type(model).__name__}; choose the matching options, '
             f'or pass strict=False to keep the rest of the model as it is\n{report}'
         )
-    model.load_state_dict(fitted, strict=False)
-    announce(str(report), logging.INFO if report.complete else logging.WARNING)
-    return report
+    return fitted, report
+
+
+def load(source: str | Path | Mapping, trust: bool = False) -> dict[str, Tensor]:
+    """Weights with our names from a path, an http(s) address, a hub id (see sources.locate) or a loaded checkpoint.
+
+    Wrappers are taken off and the authors' names translated; ``backbone.`` of a detector stays.
+    """
+    weights = read_state_dict(source, trust)
+    return convert_published_soft(weights) if is_published_soft(weights) else weights
 
 
 def load_pretrained(
@@ -124,11 +141,7 @@ def load_pretrained(
     if prefix is None and any(name.startswith('backbone.') for name in weights):
         prefix = 'backbone.'
     if prefix:
-        prefix = prefix.rstrip('.') + '.'
-        part = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        if not part:
-            raise CheckpointError(f'no weight in {source} starts with {prefix!r}; the first is {next(iter(weights))!r}')
-        weights = part
+        weights = take_prefix(weights, prefix.rstrip('.') + '.', source)
     if is_published_soft(weights):
         weights = convert_published_soft(weights)
     own, head = model.state_dict(), ('head.weight', 'head.bias')
@@ -137,14 +150,12 @@ def load_pretrained(
     return load_weights(model, weights, source=source, strict=strict, fresh=fresh)
 
 
-def announce(text: str, level: int = logging.INFO) -> None:
-    """Into MMEngine's log where it is in use; to standard error otherwise."""
-    if 'mmengine' in sys.modules:
-        from mmengine.logging import print_log
-
-        print_log(text, logger='current', level=level)
-    else:
-        print(text, file=sys.stderr)
+def take_prefix(weights: Mapping[str, Tensor], prefix: str, source: str) -> dict[str, Tensor]:
+    """The part of a larger model whose names start with ``prefix``, without it."""
+    part = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    if not part:
+        raise CheckpointError(f'no weight in {source} starts with {prefix!r}; the first is {next(iter(weights))!r}')
+    return part
 
 
 def _not_needed(name: str, own: Mapping[str, Tensor]) -> bool:

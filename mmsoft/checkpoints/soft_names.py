@@ -1,31 +1,74 @@
-"""Names and layouts of the SOFT weights that the papers' authors publish, and what is ours."""
+"""Names and layouts of the SOFT weights that the papers' authors publish, and ours: one table, read both ways."""
 
 import math
 import re
+from collections.abc import Callable, Iterator, Mapping
 
+import torch
 from torch import Tensor
 
-from .files import CheckpointError
+from .messages import CheckpointError
 
-_SAME = ('norm', 'head', 'cls_token')
-_RENAMES = [
-    (r'block([123])\.(\d+)\.att\.mha\.W_([qv])\.', r'stages.\1.blocks.\2.attn.\3.'),
-    (r'block([123])\.(\d+)\.att\.mha\.ff\.', r'stages.\1.blocks.\2.attn.proj.'),
-    (r'block([123])\.(\d+)\.att\.mha\.attn\.Qlandmark_op\.', r'stages.\1.blocks.\2.attn.landmarks.conv.'),
-    (r'block([123])\.(\d+)\.att\.mha\.attn\.Qnorm_act\.0\.', r'stages.\1.blocks.\2.attn.landmarks.norm.'),
-    (r'block([123])\.(\d+)\.att\.mha\.attn\.conv\.weight', r'stages.\1.blocks.\2.attn.local'),
-    (r'block([123])\.(\d+)\.att\.(norm[12])\.', r'stages.\1.blocks.\2.\3.'),
-    (r'block([123])\.(\d+)\.att\.ff([12])\.', r'stages.\1.blocks.\2.mlp.fc\3.'),
-    (r'block(4)\.(\d+)\.(norm[12]|attn\.(?:q|kv|proj)|mlp\.fc[12])\.', r'stages.\1.blocks.\2.\3.'),
-]
+# Within a layer: the authors' name, ours. ``norm``, ``head`` and ``cls_token`` have one name.
+_SOFT_LAYER = {
+    'att.mha.W_q': 'attn.q',
+    'att.mha.W_v': 'attn.v',
+    'att.mha.ff': 'attn.proj',
+    'att.mha.attn.Qlandmark_op': 'attn.landmarks.conv',
+    'att.mha.attn.Qnorm_act.0': 'attn.landmarks.norm',
+    'att.mha.attn.conv.weight': 'attn.local',
+    'att.norm1': 'norm1',
+    'att.norm2': 'norm2',
+    'att.ff1': 'mlp.fc1',
+    'att.ff2': 'mlp.fc2',
+}
+_SOFTMAX_LAYER = {name: name for name in ('norm1', 'norm2', 'attn.q', 'attn.kv', 'attn.proj', 'mlp.fc1', 'mlp.fc2')}
 
 
-def is_published_soft(weights: dict[str, Tensor]) -> bool:
+def _pairs() -> Iterator[tuple[str, str]]:
+    """(the authors' prefix, ours); ``*`` is the number of a layer."""
+    for stage in range(4):
+        for theirs, ours in (_SOFT_LAYER if stage < 3 else _SOFTMAX_LAYER).items():
+            yield f'block{stage + 1}.*.{theirs}', f'stages.{stage}.blocks.*.{ours}'
+        # the first embedding is three units of (conv, bn, relu), which the authors count through
+        for unit in range(3 if stage == 0 else 1):
+            for part in (0, 1):
+                ours = f'{unit}.{part}' if stage == 0 else f'{part}'
+                yield f'patch_embed{stage + 1}.proj.{3 * unit + part}', f'stages.{stage}.embed.{ours}'
+
+
+def _renamer(pairs: list[tuple[str, str]]) -> Callable[[str], str]:
+    """A function from old names to new ones; a name of no pair stays as it is."""
+    rules = [
+        (re.compile(re.escape(old).replace(r'\*', r'(\d+)') + r'(?=\.|$)'), new.replace('*', r'\1'))
+        for old, new in pairs
+    ]
+
+    def rename(name: str) -> str:
+        for pattern, replacement in rules:
+            match = pattern.match(name)
+            if match:
+                return match.expand(replacement) + name[match.end() :]
+        return name
+
+    return rename
+
+
+_our_name = _renamer(list(_pairs()))
+_published_name = _renamer([(ours, theirs) for theirs, ours in _pairs()])
+
+
+def is_published_soft(weights: Mapping[str, Tensor]) -> bool:
     """Whether these are the authors' names (and not ours)."""
     return 'patch_embed1.proj.0.weight' in weights and 'pos_embed1' in weights
 
 
-def convert_published_soft(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def is_our_soft(weights: Mapping[str, Tensor]) -> bool:
+    """Whether these are our names of a SOFT backbone or classifier."""
+    return 'stages.0.position.table' in weights and 'stages.0.blocks.0.attn.local' in weights
+
+
+def convert_published_soft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The authors' names -> ours; position tables become grids.
 
     A name that is not known passes through, so that loading can report it.
@@ -38,12 +81,34 @@ def convert_published_soft(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             if leading is not None:
                 converted['cls_position'] = leading
         else:
-            converted[_rename(name)] = value
+            converted[_our_name(name)] = value
+    return converted
+
+
+def convert_to_published_soft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our names -> the authors'; grids become lists of entries, the class token's before the others of the last."""
+    converted = {}
+    for name, value in weights.items():
+        table = re.fullmatch(r'stages\.([0-3])\.position\.table', name)
+        if table:
+            if value.dim() != 4 or value.shape[1] != value.shape[2]:
+                raise CheckpointError(
+                    f"the authors' layout holds square position tables only; {name} has the shape "
+                    f'{tuple(value.shape)}: load these weights into a model with a square img_size, which resizes it'
+                )
+            value = value.flatten(1, 2)
+            if table[1] == '3' and 'cls_position' in weights:
+                value = torch.cat((weights['cls_position'], value), 1)
+            converted[f'pos_embed{int(table[1]) + 1}'] = value
+        elif name != 'cls_position':
+            converted[_published_name(name)] = value
     return converted
 
 
 def _split_table(name: str, table: Tensor) -> tuple[Tensor, Tensor | None]:
     """(1, n, C) -> the (1, s, s, C) grid, and the class token's entry (1, 1, C) if there is one."""
+    if table.dim() != 3 or not table.numel():
+        raise CheckpointError(f'{name} must have the shape (1, entries, channels); got {tuple(table.shape)}')
     count = table.shape[1]
     side = math.isqrt(count)
     if side * side == count:
@@ -52,19 +117,3 @@ def _split_table(name: str, table: Tensor) -> tuple[Tensor, Tensor | None]:
     if side * side == count - 1:
         return table[:, 1:].unflatten(1, (side, side)), table[:, :1]
     raise CheckpointError(f'{name} has {count} entries: neither a square grid nor one with a class token')
-
-
-def _rename(name: str) -> str:
-    if name.split('.')[0] in _SAME:
-        return name
-    embed = re.fullmatch(r'patch_embed([1-4])\.proj\.(\d+)\.(.+)', name)
-    if embed:
-        stage, layer, rest = int(embed[1]) - 1, int(embed[2]), embed[3]
-        # the first embedding is a sequence of (conv, bn, relu) units, the others are one unit
-        unit = f'{layer // 3}.{layer % 3}' if stage == 0 else f'{layer}'
-        return f'stages.{stage}.embed.{unit}.{rest}'
-    for pattern, replacement in _RENAMES:
-        renamed, hits = re.subn(f'^{pattern}', replacement, name)
-        if hits:
-            return re.sub(r'^stages\.(\d)', lambda m: f'stages.{int(m[1]) - 1}', renamed)
-    return name

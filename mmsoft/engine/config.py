@@ -9,6 +9,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import init_default_scope
 
 from mmsoft.checkpoints import CheckpointError
+from mmsoft.checkpoints.sources import is_remote
 from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
@@ -44,7 +45,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     cfg = Config.fromfile(path)
     for name in LOADERS:
         if cfg.get(name) is not None:
-            cfg[name] = _as_written(cfg[name])
+            cfg[name] = as_written(cfg[name])
     old_root = cfg.get('data_root')
     _reject_unknown_options(cfg, options or {})
     cfg.merge_from_dict(dict(options or {}))
@@ -58,12 +59,12 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     return cfg
 
 
-def _as_written(node: Any) -> Any:
+def as_written(node: Any) -> Any:
     """Without what `train` and `evaluate` wrap around parts of a config, which a run's own copy of it shows."""
     if isinstance(node, Mapping):
         inner = WRAPPERS.get(node.get('type'))
-        return _as_written(node[inner]) if inner else ConfigDict({key: _as_written(node[key]) for key in node})
-    return [_as_written(value) for value in node] if isinstance(node, list) else node
+        return as_written(node[inner]) if inner else ConfigDict({key: as_written(node[key]) for key in node})
+    return [as_written(value) for value in node] if isinstance(node, list) else node
 
 
 def read_safely(cfg: Config, record: str | Path) -> None:
@@ -140,7 +141,7 @@ def without_pretrained(cfg: Config) -> None:
 def check_pretrained(cfg: Config) -> None:
     """Raise unless every local file that the model starts from exists."""
     for source in (init.checkpoint for part in walk_dicts(cfg.model) for init in _pretrained_inits(part)):
-        if '://' not in source and not Path(source).expanduser().is_file():
+        if '://' not in source and not is_remote(source) and not Path(source).expanduser().is_file():
             raise CheckpointError(
                 f'the pretrained weights {source!r} do not exist (working directory {str(Path.cwd())!r}). '
                 "Three ways out: put the authors' published file or its conversion there (names are translated), or "

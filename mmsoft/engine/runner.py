@@ -54,7 +54,7 @@ class Runner(runner.Runner):
             _check_resumable(checkpoint)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
         model = self.model.module if is_model_wrapper(self.model) else self.model
-        weights = checkpoint['state_dict']
+        weights = choose_weights(checkpoint, resuming=self._resume)
         for pattern, replacement in revise_keys:
             weights = {re.sub(pattern, replacement, name): value for name, value in weights.items()}
         shapes = {name: value.shape for name, value in model.state_dict().items()}
@@ -90,6 +90,11 @@ class Runner(runner.Runner):
                 f'checkpoint {str(target)!r} could not be written ({error}); earlier ones are intact: '
                 'make room and go on with --resume auto'
             ) from error
+
+
+def choose_weights(checkpoint: dict, resuming: bool) -> dict:
+    """Averaged weights (EMA) where training kept them, for they are the result; a resumed run goes on from its own."""
+    return checkpoint['state_dict'] if resuming else checkpoint.get('state_dict_ema') or checkpoint['state_dict']
 
 
 def _check_resumable(checkpoint: dict) -> None:

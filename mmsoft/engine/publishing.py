@@ -1,0 +1,236 @@
+"""Weights for others: a training checkpoint without what is only of this machine, and a card that says what it is."""
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+
+import mmsoft
+from mmsoft.checkpoints import CheckpointError, load, read_checkpoint
+from mmsoft.checkpoints.architecture import Architecture, read_architecture
+from mmsoft.checkpoints.converting import PARTS, select_part, verify
+from mmsoft.checkpoints.loading import take_prefix
+from mmsoft.checkpoints.soft_names import is_our_soft
+from mmsoft.checkpoints.sources import HASH_LENGTH, is_remote
+from mmsoft.checkpoints.writing import WRITTEN, to_bytes, write
+
+from .config import LOADERS, as_written, walk_dicts
+
+CHOICES = (*PARTS, 'model')
+KEPT_META = ('epoch', 'iter', 'seed', 'mmengine_version', 'dataset_meta', 'weights')
+# Of a config, where a run was and what it went on from.
+_OF_THE_RUN = ('work_dir', 'load_from', 'resume')
+_PATH = re.compile(r'(?<![\w.:/~\\])(~[\w.-]*|[A-Za-z]:)?[/\\][\w.+@%~-]+([/\\][\w.+@%~-]*)*')
+
+
+def publish(
+    source: str | Path,
+    *,
+    out_dir: str | Path | None = None,
+    name: str | None = None,
+    part: str = 'model',
+    metrics: str | Path | None = None,
+    trust: bool = False,
+) -> str:
+    """Write ``<name>-<hash>.pth``, ``<name>-<hash>.safetensors`` and the card ``<name>.json``; what was done, as text.
+
+    Averaged weights (``state_dict_ema``) are taken where there are some. ``part`` is all of the
+    ``model``, or its SOFT ``classifier`` or ``backbone`` alone. Of absolute paths in the config and
+    the metadata the last component stays; the work directory and what was loaded or resumed go.
+    Equal content gives equal files and names.
+    """
+    checkpoint = read_checkpoint(source, trust)
+    weights = _select(load(checkpoint), part, str(source))
+    found = checkpoint.get('meta')
+    found = found if isinstance(found, Mapping) else {}
+    name = name or _name_of(source, found)
+    if Path(name).name != name or name.endswith(WRITTEN):
+        raise CheckpointError(f'--name is a name without folder and suffix; got {name!r}')
+    config, remarks = _config_of(found)
+    meta = {key: _clean(found[key]) for key in KEPT_META if key in found}
+    if config:
+        meta['cfg'] = Config(config).pretty_text
+    meta.setdefault('weights', 'averaged over training (EMA)' if 'state_dict_ema' in checkpoint else 'as trained')
+    contents = {}
+    for suffix in WRITTEN:
+        content = to_bytes(weights, suffix, meta)
+        contents[f'{name}-{_short(hashlib.sha256(content).hexdigest())}{suffix}'] = content
+    card = dict(
+        name=name,
+        part=part,
+        tensors=len(weights),
+        architecture=_architecture(weights, config),
+        data=_data(config),
+        **{key: meta.get(key) for key in ('weights', 'seed', 'epoch', 'iter')},
+        metrics=_metrics(source, metrics, remarks),
+        versions=dict(mmsoft=mmsoft.__version__, torch=torch.__version__, mmengine=meta.get('mmengine_version')),
+        config=meta.get('cfg'),
+    )
+    written = _write(_folder(source, out_dir), contents, card)
+    lines = [f'{label:<9}{card[label]}' for label in ('weights', 'tensors', 'metrics')]
+    lines += [f'written  {path}' for path in written] + [f'note     {remark}' for remark in remarks]
+    return '\n'.join(lines)
+
+
+def _select(weights: dict[str, torch.Tensor], part: str, source: str) -> dict[str, torch.Tensor]:
+    if part == 'model':
+        return weights
+    if any(key.startswith('backbone.') for key in weights):
+        weights = take_prefix(weights, 'backbone.', source)
+    weights = select_part(weights, part)
+    verify(weights, source)
+    return weights
+
+
+def _write(folder: Path, contents: Mapping[str, bytes], card: dict[str, Any]) -> list[Path]:
+    """Weights first, then their card; where they are."""
+    path = folder / f'{card["name"]}.json'
+    if path.exists():
+        try:
+            described = set(json.loads(path.read_text())['files'])
+        except (ValueError, KeyError, TypeError):
+            described = set()
+        if described != set(contents):
+            raise CheckpointError(f'{str(path)!r} is the card of other weights: choose another --name or --out-dir')
+    card['files'] = {}
+    for file, content in contents.items():
+        write(content, folder / file)
+        card['files'][file] = dict(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+    write((json.dumps(card, indent=1, default=float) + '\n').encode(), path)
+    return [*(folder / file for file in contents), path]
+
+
+def _folder(source: str | Path, out_dir: str | Path | None) -> Path:
+    """Beside the source unless named."""
+    folder = Path(out_dir or ('.' if is_remote(source) else Path(source).expanduser().parent)).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f'--out-dir {str(folder)!r} cannot be made: {error}') from error
+    return folder
+
+
+def _short(digest: str) -> str:
+    """Its first digits, up to a letter: decimal digits alone would pass for a date."""
+    letter = re.search('[a-f]', digest)
+    return digest[: max(HASH_LENGTH, letter.end() if letter else 0)]
+
+
+def _name_of(source: str | Path, meta: Mapping[str, Any]) -> str:
+    """Of the experiment, without its time; else the file's, without suffix and hash."""
+    experiment = re.sub(r'_?\d{8}_\d{6}$', '', str(meta.get('experiment_name', '')))
+    stem = Path(str(source).split('?')[0]).stem
+    return experiment or re.sub(rf'-(?=\d*[a-f])[0-9a-f]{{{HASH_LENGTH},64}}$', '', stem)
+
+
+def _config_of(meta: Mapping[str, Any]) -> tuple[dict, list[str]]:
+    """The config of a run as it was written, without its paths; remarks."""
+    text = meta.get('cfg')
+    if not isinstance(text, str):
+        return {}, ['the checkpoint holds no config: attention, data and seed are not on the card']
+    try:
+        tree = _evaluate_config(text)
+        if tree.get('work_dir'):  # files in it keep their names
+            tree = _evaluate_config(text.replace(f"'{tree['work_dir'].rstrip('/')}/", "'"))
+    except (SyntaxError, ValueError, AttributeError, TypeError):
+        return {}, ['the config in the checkpoint is left out: it is not made of plain values alone']
+    for loader in LOADERS:
+        if tree.get(loader) is not None:
+            tree[loader] = as_written(tree[loader])
+    return _clean({key: value for key, value in tree.items() if key not in _OF_THE_RUN}), []
+
+
+def _evaluate_config(text: str) -> dict:
+    """The values of ``name = value`` lines, without running them."""
+    return {statement.targets[0].id: _evaluate(statement.value) for statement in ast.parse(text).body}
+
+
+def _evaluate(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'dict':
+        named = {keyword.arg: _evaluate(keyword.value) for keyword in node.keywords}
+        return dict(*map(_evaluate, node.args), **named)
+    if isinstance(node, ast.Dict):
+        return {_evaluate(key): _evaluate(value) for key, value in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return (list if isinstance(node, ast.List) else tuple)(_evaluate(value) for value in node.elts)
+    if isinstance(node, ast.Name) and node.id in ('inf', 'nan'):
+        return float(node.id)
+    return ast.literal_eval(node)
+
+
+def _clean(value: Any) -> Any:
+    """Plain values only, and of absolute paths the last component."""
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (
+            type(value)(_clean(entry) for entry in value) if type(value) in (list, tuple) else list(map(_clean, value))
+        )
+    if isinstance(value, str):
+        return _without_folders(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return _clean(value.tolist()) if hasattr(value, 'tolist') else None  # of NumPy and torch
+
+
+def _without_folders(text: str) -> str:
+    text = re.sub(r'\b(?!https?:)[a-z0-9+]+://', '/', text)  # a bucket or a disk by address
+    if re.match(r'[/\\~]|[A-Za-z]:[/\\]|\.\.[/\\]', text):
+        return re.split(r'[/\\]', text.rstrip('/\\'))[-1]
+    return _PATH.sub(lambda match: re.split(r'[/\\]', match[0].rstrip('/\\'))[-1], text)
+
+
+def _architecture(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict | None:
+    """What the weights of a SOFT classifier or backbone show, also inside of a larger model, and its attention."""
+    if any(key.startswith('backbone.') for key in weights):
+        weights = take_prefix(weights, 'backbone.', 'the model')
+    if not is_our_soft(weights):
+        return None
+    try:
+        read: Architecture = read_architecture(weights)
+    except CheckpointError:  # of a backbone without its last stages
+        return None
+    types = ('mmsoft.SOFT', 'mmsoft.SOFTClassifier')
+    part = next((part for part in walk_dicts(config.get('model')) if part.get('type') in types), None)
+    attention = part.get('attn', 'soft_pp') if part else None
+    model = config.get('model', {}).get('type')
+    return dict(model=model, arch=read.name, **read.arch._asdict(), attn=attention) | {
+        key: value for key, value in read._asdict().items() if key != 'arch'
+    }
+
+
+def _data(config: Mapping[str, Any]) -> dict[str, dict]:
+    """Type and last folder of each data set."""
+    data = {}
+    for loader in LOADERS:
+        parts = list(walk_dicts((config.get(loader) or {}).get('dataset')))
+        if parts:
+            part = next((part for part in parts if 'data_root' in part), parts[0])
+            root = part.get('data_root')
+            data[loader.split('_')[0]] = dict(type=part.get('type'), name=root and Path(root).name)
+    return data
+
+
+def _metrics(source: str | Path, file: str | Path | None, remarks: list[str]) -> dict | None:
+    """Of the named file, or of the ``metrics.json`` beside the source if it is of this checkpoint."""
+    beside = file is None
+    path = Path(source).expanduser().with_name('metrics.json') if beside else Path(file).expanduser()
+    if beside and (is_remote(source) or not path.is_file()):
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f'metrics {str(path)!r} cannot be read: {error}') from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f'metrics {str(path)!r} must be a dict of names and values; got {type(found).__name__}')
+    of = Path(str(found.get('checkpoint', ''))).name
+    if beside and of != Path(source).name:
+        remarks.append(f'{path} is of {of or "no checkpoint"}, so it is left out; --metrics takes it all the same')
+        return None
+    return _clean(found.get('metrics', found))

@@ -1,0 +1,23 @@
+"""Convert SOFT weights: a file with the authors' names to ours, one of ours to theirs; its names tell which."""
+
+import argparse
+
+from mmsoft.checkpoints.converting import PARTS, convert
+from mmsoft.engine.cli import run_tool
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('source', metavar='SRC', help='.pth or .safetensors: a path, an http(s) address or a hub id')
+    parser.add_argument('target', metavar='DST', help='.pth or .safetensors')
+    parser.add_argument('--part', choices=PARTS, help='what to keep; by default what there is')
+    parser.add_argument('--force', action='store_true', help='replace DST if it exists')
+    parser.add_argument(
+        '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
+    )
+    args = parser.parse_args()
+    print(convert(args.source, args.target, part=args.part, trust=args.trust_checkpoint, force=args.force))
+
+
+if __name__ == '__main__':
+    run_tool(main)
