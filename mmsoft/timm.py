@@ -22,8 +22,7 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from mmsoft.checkpoints import read_state_dict
-from mmsoft.checkpoints.soft_names import convert_published_soft, is_published_soft
+from mmsoft.checkpoints import load
 from mmsoft.layers import PositionTable, PostNormBlock, PreNormBlock, resize_table
 from mmsoft.models import ARCHS, SOFTClassifier
 from mmsoft.models.soft import Stage, to_channels_last
@@ -72,8 +71,7 @@ def _build(
 
 def _as_ours(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """The authors' names, those of a training and position tables of another size -> what the model loads."""
-    weights = {name.removeprefix('backbone.'): value for name, value in read_state_dict(weights).items()}
-    weights = convert_published_soft(weights) if is_published_soft(weights) else weights
+    weights = {name.removeprefix('backbone.'): value for name, value in load(weights).items()}
     tables = {name: value.shape[1:3] for name, value in model.state_dict().items() if name.endswith('position.table')}
     return {name: resize_table(value, tables[name]) if name in tables else value for name, value in weights.items()}
 
