@@ -280,6 +280,9 @@ def test_mistakes_are_named_before_training(trained, tmp_path):
         train(load_config(path), work_dir=str(tmp_path / 'b'), fine_tune='x.pth', linear_probe='x.pth')
     with pytest.raises(mmsoft.checkpoints.CheckpointError, match=r"'x\.pth' do not exist"):
         train(load_config(path), work_dir=str(tmp_path / 'c'), fine_tune='x.pth')
+    cfg = load_config(path, {'train_dataloader.batch_size': 4096})
+    with pytest.raises(ValueError, match=r'training pictures are less than one batch of 4096 in 1 processes'):
+        train(cfg, work_dir=str(tmp_path / 'd'))
     with pytest.raises(ValueError, match='--fine-tune and --linear-probe are for classifiers; RetinaNet starts'):
         start_from(load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco')), 'x.pth', False)
 

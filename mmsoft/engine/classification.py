@@ -107,6 +107,12 @@ class CosineSchedule(Hook):
     def before_train(self, runner: Runner) -> None:
         from timm.scheduler import CosineLRScheduler
 
+        loader = runner.train_dataloader
+        if not len(loader):
+            raise ValueError(
+                f'the {len(loader.dataset)} training pictures are less than one batch of {loader.batch_size} in '
+                f'{runner.world_size} processes: set --cfg-options train_dataloader.batch_size'
+            )
         optimizer = runner.optim_wrapper.optimizer
         lr = runner.cfg.optim_wrapper.optimizer.lr
         scale = max(group.get('initial_lr', group['lr']) for group in optimizer.param_groups) / lr
@@ -114,7 +120,7 @@ class CosineSchedule(Hook):
             optimizer,
             t_initial=runner.max_iters,
             lr_min=self.min_lr * scale,
-            warmup_t=min(round(self.warmup_epochs * len(runner.train_dataloader)), runner.max_iters - 1),
+            warmup_t=min(round(self.warmup_epochs * len(loader)), runner.max_iters - 1),
             warmup_lr_init=self.warmup_lr * scale,
             t_in_epochs=False,
         )
