@@ -10,6 +10,7 @@ import torch
 from conftest import MINI
 from mmengine.config import Config
 from mmengine.registry import DATASETS
+from safetensors.torch import save_file
 from small_runs import dump, run, small_config
 from small_worlds import check
 
@@ -22,6 +23,7 @@ from mmsoft.datasets.reading import read_faults
 from mmsoft.datasets.seeding import SeededDataset, SeededIndex
 from mmsoft.engine.classification import ImageClassifier, TopAccuracy
 from mmsoft.engine.config import load_config, set_img_size, start_from
+from mmsoft.engine.predict import predict
 from mmsoft.engine.training import evaluate, size_table, train
 from mmsoft.models import SOFT
 
@@ -244,6 +246,25 @@ def test_several_sizes_in_one_call(trained, tmp_path):
         set_img_size(load_config(path), 16)
     with pytest.raises(ValueError, match=r'--img-size and --sizes are for classifiers'):
         set_img_size(load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco')), 64)
+
+
+def test_the_authors_files_and_bare_ones_are_tested_as_they_are(trained, tmp_path):
+    path, folder = trained
+    own = mmsoft.checkpoints.load(folder / 'epoch_8.pth')
+    bare = {name.removeprefix('backbone.'): value for name, value in own.items()}
+    save_file(bare, tmp_path / 'bare.safetensors')
+    mmsoft.checkpoints.convert(tmp_path / 'bare.safetensors', tmp_path / 'theirs.pth')
+    expected = evaluate(load_config(path), str(folder / 'epoch_8.pth'), work_dir=str(tmp_path / 'a'))
+    for name in ('bare.safetensors', 'theirs.pth'):
+        assert evaluate(load_config(path), str(tmp_path / name), work_dir=str(tmp_path / name[:4])) == expected
+    pictures = sorted(Path(load_config(path).data_root, 'val', 'kite').iterdir())[:2]
+    predict(load_config(path), str(tmp_path / 'theirs.pth'), list(map(str, pictures)), tmp_path / 'found')
+    results = json.loads((tmp_path / 'found' / 'results.json').read_text())
+    assert [entry['file_name'] for entry in results] == [picture.name for picture in pictures]
+    for entry in results:
+        assert len(entry['classes']) == 5
+        assert entry['scores'] == sorted(entry['scores'], reverse=True)
+    assert len(list((tmp_path / 'found' / 'drawn').iterdir())) == 2
 
 
 @pytest.mark.parametrize('how', ['fine_tune', 'linear_probe'])

@@ -225,12 +225,13 @@ def test_pretrained_weights_are_found_wherever_they_are_asked_for(tmp_path):
     check_pretrained(cfg)
 
 
-def test_a_runs_own_config_is_what_it_was_made_from(tmp_path):
+@pytest.mark.parametrize('name', ['mask_rcnn_soft_pp_tiny_1x_coco', 'soft_pp_tiny_300e_in1k'])
+def test_a_runs_own_config_is_what_it_was_made_from(name, tmp_path):
     """The wrappers of a run do not pile up."""
     from mmsoft.engine.config import read_safely
     from mmsoft.engine.training import _seed_samples
 
-    cfg = load_config(CONFIGS[0])
+    cfg = load_config(mmsoft.config_path(name))
     before = cfg.train_dataloader.to_dict(), cfg.val_dataloader.to_dict()
     read_safely(cfg, tmp_path / 'faults.jsonl')
     _seed_samples(cfg)

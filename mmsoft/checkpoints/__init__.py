@@ -7,7 +7,7 @@ require('torch', 'torchvision')
 from .architecture import Architecture, read_architecture
 from .converting import convert
 from .files import read_checkpoint, read_state_dict
-from .loading import LoadReport, load, load_pretrained, load_weights
+from .loading import LoadReport, load, load_pretrained, load_weights, names_for
 from .messages import CheckpointError
 from .published import from_published
 
@@ -20,6 +20,7 @@ __all__ = [
     'load',
     'load_pretrained',
     'load_weights',
+    'names_for',
     'read_architecture',
     'read_checkpoint',
     'read_state_dict',

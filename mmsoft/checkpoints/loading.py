@@ -14,7 +14,7 @@ from mmsoft.ops.checks import choose
 
 from .files import IGNORED, read_state_dict
 from .messages import CheckpointError, announce
-from .soft_names import convert_published_soft, is_published_soft
+from .soft_names import convert_published_soft, is_our_soft, is_published_soft
 
 # A classifier's own parts, which a backbone leaves aside.
 CLASSIFIER_PARTS = re.compile(r'(head|cls_token|cls_position)(\.|$)')
@@ -119,6 +119,14 @@ def load(source: str | Path | Mapping, trust: bool = False) -> dict[str, Tensor]
     """
     weights = read_state_dict(source, trust)
     return convert_published_soft(weights) if is_published_soft(weights) else weights
+
+
+def names_for(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as ``model`` calls them: the authors' names translated, those of a classifier alone below its place."""
+    weights = load(weights)
+    if is_our_soft(weights) and hasattr(model, 'backbone'):
+        weights = {f'backbone.{name}': value for name, value in weights.items()}
+    return weights
 
 
 def load_pretrained(

@@ -62,8 +62,11 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
 def as_written(node: Any) -> Any:
     """Without what `train` and `evaluate` wrap around parts of a config, which a run's own copy of it shows."""
     if isinstance(node, Mapping):
-        inner = WRAPPERS.get(node.get('type'))
-        return as_written(node[inner]) if inner else ConfigDict({key: as_written(node[key]) for key in node})
+        kind = node.get('type')
+        if kind in WRAPPERS:
+            return as_written(node[WRAPPERS[kind]])
+        added = ('record',) if kind == 'mmsoft.ClassFolders' else ()
+        return ConfigDict({key: as_written(value) for key, value in node.items() if key not in added})
     return [as_written(value) for value in node] if isinstance(node, list) else node
 
 

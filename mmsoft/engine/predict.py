@@ -19,7 +19,7 @@ from PIL import Image
 from rich.progress import Progress
 from torch import nn
 
-from mmsoft.checkpoints import load_weights, read_checkpoint, read_state_dict
+from mmsoft.checkpoints import load_weights, names_for, read_checkpoint
 from mmsoft.datasets.class_folders import ClassSample
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
@@ -48,7 +48,7 @@ def load_model(
     without_pretrained(cfg)
     content = read_checkpoint(checkpoint, trust)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))  # the same in evaluation, and it runs everywhere
-    load_weights(model, read_state_dict(content), source=str(checkpoint))
+    load_weights(model, names_for(model, content), source=str(checkpoint))
     return model.to(device).eval(), _meta(cfg, content, model)
 
 

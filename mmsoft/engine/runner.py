@@ -16,7 +16,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.runner.amp import autocast
 from torch import nn
 
-from mmsoft.checkpoints import CheckpointError, load_weights, read_checkpoint, read_state_dict
+from mmsoft.checkpoints import CheckpointError, load_weights, names_for, read_checkpoint, read_state_dict
 from mmsoft.registry import OPTIM_WRAPPERS
 
 PARTIAL = '.part'  # a checkpoint while it is being written
@@ -57,6 +57,7 @@ class Runner(runner.Runner):
         weights = choose_weights(checkpoint, resuming=self._resume)
         for pattern, replacement in revise_keys:
             weights = {re.sub(pattern, replacement, name): value for name, value in weights.items()}
+        weights = names_for(model, weights)
         shapes = {name: value.shape for name, value in model.state_dict().items()}
         if {name: value.shape for name, value in weights.items()} == shapes:
             model.load_state_dict(weights)

@@ -180,7 +180,9 @@ def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkp
 
 
 def _add_hooks(cfg: Config, *hooks: dict) -> None:
-    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), *hooks]
+    """Each once: a run's own copy of its config has them already."""
+    types = {hook['type'] for hook in hooks}
+    cfg.custom_hooks = [*(hook for hook in cfg.get('custom_hooks') or [] if hook['type'] not in types), *hooks]
 
 
 def _keep_faults(cfg: Config, name: str, fresh: bool) -> None:
