@@ -277,6 +277,7 @@ def test_other_classes_and_sizes_start_from_a_checkpoint(trained, tmp_path, how,
             shutil.rmtree(own / split / name)
     cfg = load_config(path, dict(data_root=f'{own}/'))
     cfg.train_cfg.update(max_epochs=1, val_interval=1)
+    cfg.experiment_name = how  # with the second as its name, a log would be shared with a run just before
     runner = train(cfg, work_dir=str(tmp_path / how), img_size=96, **{how: str(folder / 'epoch_8.pth')})
     backbone = runner.model.backbone
     assert backbone.head.out_features == 4

@@ -1,6 +1,7 @@
 """Ordinary softmax attention, for the coarsest stage."""
 
 import math
+from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +39,7 @@ class SoftmaxAttention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, h, N, d)
 
-    def _keys(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+    def _keys(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Optional[Tensor]]:
         """Tokens for keys and values: all, or the leading ones and the averaged grid.
 
         With these comes a bias that counts each average as its many tokens.

@@ -6,7 +6,7 @@ Linear Complexity", NeurIPS 2021.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class Stage(nn.Module):
         self.embed, self.position, self.blocks = embed, position, nn.ModuleList(blocks)
         self.with_cp = with_cp
 
-    def forward(self, x: Tensor, leading: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, leading: Optional[Tensor] = None) -> Tensor:
         """x (B, C', H', W') -> (B, C, H, W); with ``leading`` tokens (B, T, C), all tokens (B, T + H * W, C)."""
         x = self.position(self.embed(x))
         grid = (x.shape[2], x.shape[3])

@@ -1,6 +1,7 @@
 """Which grid of landmarks a map of tokens gets, and how the map is brought to it."""
 
 import math
+from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,7 @@ def _better(
     return best, best_quality
 
 
-def landmark_grid(height: int, width: int, ratio: int, num_landmarks: int | None) -> tuple[int, int]:
+def landmark_grid(height: int, width: int, ratio: int, num_landmarks: Optional[int]) -> tuple[int, int]:
     """Landmarks (gh, gw) of an (H, W) map whose landmark window is ratio x ratio.
 
     One for each whole window, as published, while these are at most ``num_landmarks``; the
@@ -64,7 +65,7 @@ def landmark_grid(height: int, width: int, ratio: int, num_landmarks: int | None
     return bounded_grid(height, width, num_landmarks)
 
 
-def to_landmark_windows(x: Tensor, ratio: int, num_landmarks: int | None) -> Tensor:
+def to_landmark_windows(x: Tensor, ratio: int, num_landmarks: Optional[int]) -> Tensor:
     """Prepare x (B, C, H, W) for a ratio x ratio window of that stride to give the landmark grid.
 
     Where the grid is bounded, x is averaged down to (gh * ratio, gw * ratio): the window sees the
