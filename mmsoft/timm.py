@@ -19,6 +19,7 @@ from timm.models import (
     register_model,
     register_notrace_function,
     register_notrace_module,
+    resolve_pretrained_cfg,
 )
 from torch import Tensor, nn
 
@@ -76,21 +77,37 @@ def _as_ours(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tenso
     return {name: resize_table(value, tables[name]) if name in tables else value for name, value in weights.items()}
 
 
+def _with_weights(name: str, pretrained_cfg: Any, overlay: dict | None) -> dict:
+    """The overlay with a file's weights read as all of ours are; raise if no source is named."""
+    cfg = resolve_pretrained_cfg(name, pretrained_cfg=pretrained_cfg, pretrained_cfg_overlay=overlay)
+    if not (cfg.has_weights or cfg.state_dict):
+        raise RuntimeError(
+            f"{name} has no weights that can be fetched by name: give the authors' file or one of ours with "
+            "pretrained=True, pretrained_cfg_overlay=dict(file='...'), or take pretrained=False"
+        )
+    if cfg.file and not cfg.state_dict and cfg.source != 'local-dir':
+        return dict(overlay or {}, file=None, state_dict=load(cfg.file))
+    return dict(overlay or {})
+
+
 def _entry(name: str) -> Callable[..., nn.Module]:
-    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        overlay = kwargs.get('pretrained_cfg_overlay') or {}
-        if pretrained and not {'file', 'url', 'hf_hub_id', 'state_dict'} & {k for k, v in overlay.items() if v}:
-            raise RuntimeError(
-                f"{name} has no weights that can be fetched by name: give the authors' file or one of ours with "
-                "pretrained=True, pretrained_cfg_overlay=dict(file='...'), or take pretrained=False"
-            )
+    def create(
+        pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: dict | None = None, **kwargs: Any
+    ) -> nn.Module:
+        if pretrained:
+            pretrained_cfg_overlay = _with_weights(name, pretrained_cfg, pretrained_cfg_overlay)
+        # maps as the backbone gives them: all four, the last one normalised
+        feature_cfg = dict(out_indices=(0, 1, 2, 3), feature_cls='getter')
+        if kwargs.get('feature_cls', 'getter') == 'getter':
+            feature_cfg['norm'] = True
         return build_model_with_cfg(
             _build,
             name,
             pretrained,
+            pretrained_cfg=pretrained_cfg,
+            pretrained_cfg_overlay=pretrained_cfg_overlay,
             pretrained_filter_fn=_as_ours,
-            # maps as the backbone gives them: all four, the last one normalised
-            feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls='getter', norm=True),
+            feature_cfg=feature_cfg,
             **{**VARIANTS[name], **kwargs},
         )
 

@@ -60,6 +60,7 @@ def small_config(method: str, folder: Path, train: int = 8, batch: int = 2, epoc
     elif method == 'classifier':
         cfg.train_cfg.update(max_epochs=epochs, val_interval=epochs)
         cfg.model.backbone.update(num_classes=6, img_size=64)
+        cfg.custom_hooks[0].warmup_epochs = 0.5
     else:
         cfg.train_cfg.update(max_epochs=epochs, val_interval=epochs)
         cfg.val_evaluator.ann_file = cfg.test_evaluator.ann_file = f'{root}/annotations/instances_val2017.json'

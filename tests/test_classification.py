@@ -6,23 +6,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from conftest import MINI
 from mmengine.config import Config
 from mmengine.registry import DATASETS
+from PIL import Image
 from safetensors.torch import save_file
 from small_runs import dump, run, small_config
 from small_worlds import check
+from timm.models import save_for_hf
 
-import mmsoft
+import mmsoft.timm
 from mmsoft.checkpoints import read_checkpoint
-from mmsoft.datasets.class_folders import ClassFolders
+from mmsoft.datasets.class_folders import ClassFolders, ClassSample, make_transform
 from mmsoft.datasets.layout import DataError
 from mmsoft.datasets.miniature import write_world
 from mmsoft.datasets.reading import read_faults
 from mmsoft.datasets.seeding import SeededDataset, SeededIndex
 from mmsoft.engine.classification import ImageClassifier, TopAccuracy
-from mmsoft.engine.config import load_config, set_img_size, start_from
+from mmsoft.engine.config import load_config, set_img_size
 from mmsoft.engine.predict import predict
 from mmsoft.engine.training import evaluate, size_table, train
 from mmsoft.models import SOFT
@@ -137,14 +140,46 @@ def test_data_that_is_incomplete_is_named(own):
         check(config(own, labels='none.txt'))
     lines = [f'{name} {label}' for name, label in labels.items()]
     for text, message in (
-        ('\n'.join(lines[:-1]), 'has no label for'),
-        ('\n'.join([*lines[:-1], f'{list(labels)[-1]} unicorn']), "the label 'unicorn' of .* is not one of the 6"),
+        ('\n'.join(lines[:-1]), 'has no label for 1 pictures'),
+        ('\n'.join([*lines[:-1], f'{list(labels)[-1]} unicorn']), "the label 'unicorn' is not one of the 6"),
+        ('\n'.join(['image label', *lines]), r"pictures that are not in .*, such as 'image'"),
+        ('\n'.join([*lines, lines[0]]), 'labels of some pictures twice'),
+        ('\n'.join([*lines[:-1], f'{lines[-1]} 5']), r'line \d+: expected "name label"'),
+        ('\n'.join([*lines[:-1], 'kite']), 'lines of two forms'),
         ('kite\n', rf'has 1 labels, but .* has {len(labels)} pictures'),
         ('', 'has no labels'),
     ):
         (own / 'labels.txt').write_text(text)
         with pytest.raises(DataError, match=message):
             check(config(own, labels='labels.txt'))
+
+
+def test_numbers_are_never_taken_for_names(own):
+    """Class folders that are called 1, 2, ..., and labels counted from 0."""
+    labels = flatten(own)
+    for number, name in enumerate(NAMES, start=1):
+        (own / 'train' / name).rename(own / 'train' / str(number))
+    for shift, message in ((0, None), (1, None)):
+        lines = [f'{name} {NAMES.index(label) + shift}' for name, label in labels.items()]
+        (own / 'labels.txt').write_text('\n'.join(lines))
+        found = build(own, labels='labels.txt')
+        assert [label for _, label in found.samples] == [NAMES.index(label) for label in labels.values()], message
+    (own / 'labels.txt').write_text('\n'.join(f'{name} 3' for name in labels))
+    with pytest.raises(DataError, match=r'its labels are names of classes and, counted from 0, numbers of others'):
+        check(config(own, labels='labels.txt'))
+
+
+def test_the_recipes_transform_takes_every_picture(world):
+    """Pillow refuses what timm's posterize asks for at its strongest."""
+    cfg = load_config(mmsoft.config_path('soft_pp_tiny_300e_in1k'))
+    transform = make_transform(dict(cfg.train_dataloader.dataset.transform, input_size=32))
+    picture = Image.new('RGB', (40, 40), (200, 100, 50))
+    for _ in range(2000):
+        assert transform(picture).shape == (3, 32, 32)
+    with pytest.raises(ValueError, match="transform has no option 're_probb'; timm's create_transform has input_size"):
+        make_transform(dict(TEST, re_probb=0.3))
+    with pytest.raises(ValueError, match='timm makes no transform of'):
+        make_transform(dict(TRAIN, auto_augment='rnd-m9'))
 
 
 def test_a_broken_picture_is_replaced_in_training_and_a_miss_in_evaluation(own):
@@ -169,8 +204,6 @@ def test_accuracy_by_hand():
 
 def test_mixing_and_smoothing_are_in_the_loss():
     backbone = dict(type='mmsoft.SOFTClassifier', arch=MINI, num_classes=6, img_size=64)
-    from mmsoft.datasets.class_folders import ClassSample
-
     images, samples = torch.randn(4, 3, 64, 64), [ClassSample(gt_label=i) for i in range(4)]
     model = ImageClassifier(backbone, smoothing=0.1).eval()
     logits = model(images)
@@ -198,7 +231,6 @@ def trained(tmp_path_factory):
     cfg.auto_scale_lr.enable = False
     cfg.optim_wrapper.optimizer.lr = 2e-3
     cfg.custom_hooks[0].warmup_epochs = 1
-    cfg.custom_hooks[1].decay = 0.9
     path = dump(cfg, folder)
     run('train', path, '--work-dir', folder / 'run')
     return path, folder / 'run'
@@ -233,15 +265,14 @@ def test_training_helps_and_is_logged(trained, tmp_path):
 
 def test_several_sizes_in_one_call(trained, tmp_path):
     path, folder = trained
-    done = run(
-        'test', path, folder / 'epoch_8.pth', '--work-dir', tmp_path, '--sizes', 64, 96, '--show-dir', tmp_path / 'x'
-    )
+    done = run('test', path, folder / 'epoch_8.pth', '--work-dir', tmp_path, '--sizes', 64, 96)
     assert '| top-1, % | 64 | 96 |\n|---|---|---|\n| epoch_8.pth | ' in done.stdout
     metrics = json.loads((tmp_path / 'metrics.json').read_text())['metrics']
     assert set(metrics) == {'64', '96'}
     assert size_table({'epoch_8.pth': metrics}) in done.stdout
     assert metrics['64']['accuracy/top1'] > 60
-    assert len(list((tmp_path / 'x').glob('*/*.jpg'))) > 10
+    with pytest.raises(ValueError, match=r'--sizes gives a table; for --out and --show-dir test one size'):
+        evaluate(load_config(path), 'x.pth', work_dir=str(tmp_path), sizes=[64], drawings='x')
     with pytest.raises(ValueError, match=r'sides of at least 32; got 16'):
         set_img_size(load_config(path), 16)
     with pytest.raises(ValueError, match=r'--img-size and --sizes are for classifiers'):
@@ -267,29 +298,75 @@ def test_the_authors_files_and_bare_ones_are_tested_as_they_are(trained, tmp_pat
     assert len(list((tmp_path / 'found' / 'drawn').iterdir())) == 2
 
 
-@pytest.mark.parametrize('how', ['fine_tune', 'linear_probe'])
-def test_other_classes_and_sizes_start_from_a_checkpoint(trained, tmp_path, how, capsys):
+@pytest.mark.parametrize('how', ['fine-tune', 'linear-probe'])
+def test_other_classes_and_sizes_start_from_a_checkpoint(trained, tmp_path, how):
+    """With the hooks as shipped; the metrics are those of the average, which a short run must not make useless."""
     path, folder = trained
-    cfg = load_config(path)
-    own = Path(shutil.copytree(cfg.data_root, tmp_path / 'four'))
+    own = Path(shutil.copytree(load_config(path).data_root, tmp_path / 'four'))
     for name in ('kite', 'book'):
         for split in ('train', 'val'):
             shutil.rmtree(own / split / name)
+    broken = next((own / 'val' / 'banana').iterdir())
+    broken.write_bytes(b'nothing')
     cfg = load_config(path, dict(data_root=f'{own}/'))
-    cfg.train_cfg.update(max_epochs=1, val_interval=1)
-    cfg.experiment_name = how  # with the second as its name, a log would be shared with a run just before
-    runner = train(cfg, work_dir=str(tmp_path / how), img_size=96, **{how: str(folder / 'epoch_8.pth')})
-    backbone = runner.model.backbone
-    assert backbone.head.out_features == 4
-    assert backbone.stages[0].position.table.shape[1:3] == (24, 24)
-    log = next((tmp_path / how).glob('*/*.log')).read_text()
-    assert 'fresh             2  kept at their random start' in log
-    assert 'resized           4' in log
+    cfg.train_cfg.update(max_epochs=6, val_interval=6)
+    cfg.custom_hooks = Config.fromfile(mmsoft.config_path('soft_pp_tiny_300e_in1k')).custom_hooks
+    options = f'--{how}', folder / 'epoch_8.pth', '--img-size', 96
+    done = run('train', dump(cfg, tmp_path, 'four'), *options, '--work-dir', tmp_path / how)
+    assert 'fresh             2  kept at their random start' in done.stdout
+    assert 'resized           4' in done.stdout
+    (scalars,) = (tmp_path / how).glob('*/vis_data/scalars.json')
+    entries = [json.loads(line) for line in scalars.read_text().splitlines()]
+    accuracy = entries[-1]['accuracy/top1']
+    assert accuracy > 50  # of four classes
+    rates = [entry['lr'] for entry in entries if 'lr' in entry]
+    assert min(rates[len(rates) // 2 :]) < 0.1 * max(rates)
     before = read_checkpoint(folder / 'epoch_8.pth')['state_dict_ema']
-    name = 'stages.2.blocks.1.mlp.fc1.weight'
-    assert torch.equal(backbone.state_dict()[name], before[f'backbone.{name}']) == (how == 'linear_probe')
-    learns = {name for name, p in backbone.named_parameters() if p.requires_grad}
-    assert (learns == {'head.weight', 'head.bias'}) == (how == 'linear_probe')
+    after = read_checkpoint(tmp_path / how / 'epoch_6.pth')['state_dict']
+    assert after['backbone.head.weight'].shape == (4, MINI['dims'][-1])
+    assert after['backbone.stages.0.position.table'].shape[1:3] == (24, 24)
+    changed = {
+        name for name, value in after.items() if value.shape != before[name].shape or (value != before[name]).any()
+    }
+    changed = {name for name in changed if not name.endswith(('position.table', 'num_batches_tracked'))}
+    assert (changed == {'backbone.head.weight', 'backbone.head.bias'}) == (how == 'linear-probe')
+    if how == 'linear-probe':
+        return
+    tested = evaluate(
+        load_config(tmp_path / how / 'four.py'),
+        str(tmp_path / how / 'epoch_6.pth'),
+        work_dir=str(tmp_path / 'test'),
+        drawings=str(tmp_path / 'drawn'),
+    )
+    assert tested['accuracy/top1'] == pytest.approx(accuracy)
+    assert (tmp_path / 'drawn' / 'banana' / f'{broken.stem}.jpg').is_file()
+
+
+def test_two_processes_validate_what_they_save(tmp_path):
+    """Each has statistics of BatchNorm of its own while it trains."""
+    cfg = small_config('classifier', tmp_path / 'data', train=16, batch=4, epochs=2)
+    cfg.auto_scale_lr.enable = False
+    config = dump(cfg, tmp_path)
+    run('train', config, '--work-dir', tmp_path / 'run', processes=2, port=29517)
+    (scalars,) = (tmp_path / 'run').glob('*/vis_data/scalars.json')
+    logged = [json.loads(line) for line in scalars.read_text().splitlines()][-1]
+    tested = evaluate(load_config(config), str(tmp_path / 'run' / 'epoch_2.pth'), work_dir=str(tmp_path / 'test'))
+    assert tested['accuracy/top1'] == pytest.approx(logged['accuracy/top1'])
+    checkpoint = read_checkpoint(tmp_path / 'run' / 'epoch_2.pth')
+    assert set(checkpoint['meta']['versions']) >= {'mmsoft', 'torch', 'timm', 'mmengine'}
+
+
+def test_a_trainings_checkpoint_loads_through_timm(trained, tmp_path):
+    _, folder = trained
+    options = dict(arch=MINI, img_size=64, num_classes=6)
+    overlay = dict(file=str(folder / 'epoch_8.pth'), num_classes=6)
+    model = timm.create_model('soft_pp_tiny', pretrained=True, pretrained_cfg_overlay=overlay, **options).eval()
+    average = read_checkpoint(folder / 'epoch_8.pth')['state_dict_ema']
+    assert all(torch.equal(v, average[f'backbone.{n}']) for n, v in model.state_dict().items() if 'tracked' not in n)
+    save_for_hf(model, str(tmp_path / 'hf'), model_args=options)
+    again = timm.create_model(f'local-dir:{tmp_path}/hf', pretrained=True).eval()
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(again(x), model(x))
 
 
 def test_mistakes_are_named_before_training(trained, tmp_path):
@@ -298,21 +375,29 @@ def test_mistakes_are_named_before_training(trained, tmp_path):
     cfg.model.backbone.num_classes = 1000
     with pytest.raises(ValueError, match=r'the train data has 6 classes, but the model 1000: set --cfg-options'):
         train(cfg, work_dir=str(tmp_path / 'a'))
-    with pytest.raises(ValueError, match=r'--fine-tune, --linear-probe and --no-pretrained exclude each other'):
+    with pytest.raises(ValueError, match=r'--linear-probe, --no-pretrained and load_from exclude each other'):
         train(load_config(path), work_dir=str(tmp_path / 'b'), fine_tune='x.pth', linear_probe='x.pth')
     with pytest.raises(mmsoft.checkpoints.CheckpointError, match=r"'x\.pth' do not exist"):
         train(load_config(path), work_dir=str(tmp_path / 'c'), fine_tune='x.pth')
     cfg = load_config(path, {'train_dataloader.batch_size': 4096})
     with pytest.raises(ValueError, match=r'training pictures are less than one batch of 4096 in 1 processes'):
         train(cfg, work_dir=str(tmp_path / 'd'))
-    with pytest.raises(ValueError, match='--fine-tune and --linear-probe are for classifiers; RetinaNet starts'):
-        start_from(load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco')), 'x.pth', False)
+    for option, message in (
+        ('model.backbone.attn=hard', "error: attn 'hard' is unknown; choose one of soft_pp, soft"),
+        ('model.smoothing=2.0', 'error: smoothing must be at least 0 and below 1; got 2.0'),
+        ('train_dataloader.dataset.transform.re_probb=0.3', "error: transform has no option 're_probb'"),
+    ):
+        done = run('train', path, '--work-dir', tmp_path / 'f', '--cfg-options', option, check=False)
+        assert done.stderr.strip().splitlines()[-1].startswith(message), done.stderr[-2000:]
+        assert 'Traceback' not in done.stderr
+    detector = load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco'))
+    with pytest.raises(ValueError, match='--fine-tune and --linear-probe are for classifiers; for RetinaNet name'):
+        train(detector, work_dir=str(tmp_path / 'e'), fine_tune='x.pth')
 
 
 def test_recipes_scale_with_the_batch(tmp_path):
     """The lr of the paper is for 1024 images; warm-up and floor follow it."""
     cfg = small_config('classifier', tmp_path / 'data', batch=4, epochs=2)
-    cfg.custom_hooks[0].warmup_epochs = 0.5
     runner = train(cfg, work_dir=str(tmp_path / 'run'), amp=True)
     assert runner.optim_wrapper.optimizer.param_groups[0]['initial_lr'] == pytest.approx(1e-3 * 4 / 1024)
     assert runner.optim_wrapper.get_lr()['lr'][-1] == pytest.approx(5e-5 * 4 / 1024, rel=0.2)

@@ -328,7 +328,7 @@ def test_averaged_weights_are_what_is_published_and_loaded(real, tmp_path):
     (tmp_path / 'metrics.json').write_text(json.dumps(dict(checkpoint='/x/epoch_1.pth', metrics=dict(mAP=0.5))))
     said = publish(tmp_path / 'epoch_2.pth', name='ema', part='backbone')
     assert 'averaged over training' in said
-    assert 'is of epoch_1.pth, so it is left out' in said
+    assert 'is of another checkpoint (epoch_1.pth): left out' in said
     assert 'config in the checkpoint is left out' in said
     (file,) = tmp_path.glob('ema-*.pth')
     assert equal(load(file), {n.removeprefix('backbone.'): v for n, v in averaged.items() if n.startswith('backbone.')})

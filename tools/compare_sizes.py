@@ -24,7 +24,7 @@ def main() -> None:
     found = study(args.work_dir, range(args.seeds), args.arch)
     print(study_table(found))
     if args.out:
-        save(found, args.out, range(args.seeds))
+        save(found, args.out, range(args.seeds), args.arch)
 
 
 if __name__ == '__main__':

@@ -48,9 +48,10 @@ def main() -> None:
     )
     args = parser.parse_args()
     cfg = load_config(args.config, args.cfg_options)
+    kind = '_demo' * args.demo + ('_fine_tune' if args.fine_tune else '_linear_probe' if args.linear_probe else '')
     runner = train(
         cfg,
-        work_dir=args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}{"_demo" * args.demo}',
+        work_dir=args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}{kind}',
         resume=args.resume,
         amp=args.amp,
         auto_scale_lr=args.auto_scale_lr,

@@ -1,7 +1,7 @@
 """ImageNet-1K in class folders at 224 x 224, 8 devices x 128 images. MMSOFT_DATA moves the folder that holds imagenet/.
 
-Where the validation set is one flat folder, name its file of labels: val_dataloader.dataset.labels (and
-test_dataloader.dataset.labels).
+The recipe's colour jitter is left out: beside rand-augment timm does not apply it. Where the validation set is one
+flat folder, name its file of labels: val_dataloader.dataset.labels (and test_dataloader.dataset.labels).
 """
 
 data_root = '{{$MMSOFT_DATA:data}}/imagenet/'
@@ -21,7 +21,6 @@ train_dataloader = dict(
             input_size=224,
             is_training=True,
             auto_augment='rand-m9-mstd0.5-inc1',
-            color_jitter=0.4,  # without effect beside auto_augment, as in timm
             interpolation='random',
             re_prob=0.25,
             re_mode='pixel',

@@ -6,12 +6,13 @@ require('torch', 'torchvision')
 
 from .architecture import Architecture, read_architecture
 from .converting import convert
-from .files import read_checkpoint, read_state_dict
+from .files import EMA_KEY, read_checkpoint, read_state_dict
 from .loading import LoadReport, load, load_pretrained, load_weights, names_for
 from .messages import CheckpointError
 from .published import from_published
 
 __all__ = [
+    'EMA_KEY',
     'Architecture',
     'CheckpointError',
     'LoadReport',

@@ -19,8 +19,9 @@ from .sources import locate
 COMPUTED = ('relative_position_index', 'attn_mask')
 # With the counters, which say nothing of a model.
 IGNORED = (*COMPUTED, 'num_batches_tracked')
+EMA_KEY = 'state_dict_ema'  # averaged weights, as timm calls them
 # Where weights sit in a checkpoint, the preferred place first; the dict itself comes last.
-WRAPPERS = ('state_dict_ema', 'state_dict', 'model')
+WRAPPERS = (EMA_KEY, 'state_dict', 'model')
 _STORAGES = {name for name in vars(torch) if name.endswith('Storage') and name[0].isupper()}
 _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 # What pickles of weights are made of.

@@ -1,8 +1,10 @@
-"""Pictures of one class a folder, or in one folder with a file of labels, through timm's reader and transforms."""
+"""Pictures of one class a folder, or in one folder with a file of labels, through timm's transforms."""
 
 import csv
+import inspect
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +57,12 @@ class ClassFolders(Dataset):
         classes: str = 'train',
         record: str | None = None,
     ) -> None:
-        require('timm')
-        from timm.data import create_transform
-
         root = Path(data_root)
         self.folder, self.labels = root / split, None if labels is None else root / labels
         names = class_names(root / classes, self.folder, self.labels)
         self.samples = find_samples(self.folder, self.labels, names)
         self.training = bool(transform.get('is_training'))
-        self.transform = create_transform(**transform)
+        self.transform = make_transform(transform)
         self.faults = FaultRecord(record)
         self.metainfo = dict(classes=names)
         self.data_prefix = dict(img=str(self.folder))
@@ -74,18 +73,18 @@ class ClassFolders(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         path, label = self.samples[index]
         try:
-            with Image.open(path) as picture:
-                inputs = self.transform(picture.convert('RGB'))
+            with Image.open(path) as file:
+                picture = file.convert('RGB')
+            self.faults.none()
         except MemoryError:
             raise
         except Exception as error:  # decoders fail in ways of their own
             self.faults.add(path, error, 'reading pictures')
             if self.training:
                 return self[int(np.random.randint(len(self)))]
-            inputs, label = self.transform(Image.new('RGB', (256, 256))), -1  # no prediction equals it
-        else:
-            self.faults.none()
-        return dict(inputs=inputs, data_samples=ClassSample(metainfo=dict(img_path=path), gt_label=label))
+            picture, label = Image.new('RGB', (256, 256)), -1  # no prediction equals it
+        sample = ClassSample(metainfo=dict(img_path=path), gt_label=label)
+        return dict(inputs=self.transform(picture), data_samples=sample)
 
     def to_picture(self, inputs: Tensor) -> np.ndarray:
         """What the model sees (3, H, W) as a BGR picture (H, W, 3) uint8."""
@@ -96,6 +95,31 @@ class ClassFolders(Dataset):
         mean, std = (used.mean, used.std) if used else (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
         rgb = inputs * torch.as_tensor(std).view(-1, 1, 1) + torch.as_tensor(mean).view(-1, 1, 1)
         return np.ascontiguousarray((rgb.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()[..., ::-1])
+
+
+def make_transform(options: Mapping[str, Any]) -> Callable[[Image.Image], Tensor]:
+    """timm.data.create_transform with its options checked: a picture -> (3, H, W)."""
+    require('timm')
+    from timm.data import create_transform
+
+    known = inspect.signature(create_transform).parameters
+    for name in options:
+        if name not in known:
+            raise ValueError(f"transform has no option {name!r}; timm's create_transform has {', '.join(known)}")
+    try:
+        transform = create_transform(**options)
+    except (AssertionError, TypeError, ValueError, KeyError, IndexError) as error:
+        raise ValueError(f'timm makes no transform of {dict(options)}: {type(error).__name__} {error}') from error
+    for step in getattr(transform, 'transforms', ()):
+        for operation in getattr(step, 'ops', ()):
+            if operation.name.startswith('Posterize'):
+                operation.level_fn = _at_least_one_bit(operation.level_fn)
+    return transform
+
+
+def _at_least_one_bit(level_fn: Callable) -> Callable:
+    """At its strongest timm asks for 0 bits a colour, a black picture, which Pillow refuses from 13 on."""
+    return lambda *arguments: (max(1, level_fn(*arguments)[0]),)
 
 
 def class_names(classes: Path, split: Path, labels: Path | None) -> tuple[str, ...]:
@@ -118,34 +142,48 @@ def class_names(classes: Path, split: Path, labels: Path | None) -> tuple[str, .
 
 def find_samples(folder: Path, labels: Path | None, classes: tuple[str, ...]) -> list[tuple[str, int]]:
     """Paths and class numbers of all pictures."""
-    numbers = {name: number for number, name in enumerate(classes)}
     if labels is None:
-        from timm.data.readers.reader_image_folder import find_images_and_targets
-
-        samples, _ = find_images_and_targets(str(folder), types=SUFFIXES, class_to_idx=numbers)
-        return [(str(path), label) for path, label in samples]
+        return [
+            (str(Path(where, file)), number)
+            for number, name in enumerate(classes)
+            for where, _, files in sorted(os.walk(folder / name))
+            for file in sorted(files)
+            if file.lower().endswith(SUFFIXES)
+        ]
     pictures = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
     entries = _read_labels(labels)
-    if all(name is None for name, _ in entries):
+    if entries[0][0] is None:
         if len(entries) != len(pictures):
             raise LabelError(
                 f'{str(labels)!r} has {len(entries)} labels, but {str(folder)!r} has {len(pictures)} pictures'
             )
-        by_stem = {path.stem: label for path, (_, label) in zip(pictures, entries, strict=True)}
-    else:
-        by_stem = {_stem(name): label for name, label in entries if name is not None}
-    samples = []
-    for path in pictures:
-        label = by_stem.get(path.stem)
-        if label is None:
-            raise LabelError(f'{str(labels)!r} has no label for {path.name!r}')
-        number = numbers.get(label, int(label) if label.isdigit() else -1)
-        if not 0 <= number < len(classes):
-            raise LabelError(
-                f'{str(labels)!r}: the label {label!r} of {path.name!r} is not one of the {len(classes)} classes'
-            )
-        samples.append((str(path), number))
-    return samples
+        entries = [(path.stem, label) for path, (_, label) in zip(pictures, entries, strict=True)]
+    by_stem = {_stem(name): label for name, label in entries}
+    lacking = [path.name for path in pictures if path.stem not in by_stem]
+    if lacking:
+        raise LabelError(f'{str(labels)!r} has no label for {len(lacking)} pictures, such as {lacking[0]!r}')
+    spare = sorted(by_stem.keys() - {path.stem for path in pictures})
+    if spare or len(by_stem) < len(entries):
+        what = f'pictures that are not in {str(folder)!r}, such as {spare[0]!r}' if spare else 'some pictures twice'
+        raise LabelError(f'{str(labels)!r} has labels of {what}')
+    numbers = _numbers(set(by_stem.values()), classes, labels)
+    return [(str(path), numbers[by_stem[path.stem]]) for path in pictures]
+
+
+def _numbers(found: set[str], classes: tuple[str, ...], labels: Path) -> dict[str, int]:
+    """What every label of a file stands for: all are names of classes, or all are their numbers from 0."""
+    by_name = {name: number for number, name in enumerate(classes)}
+    by_number = {str(number): number for number in range(len(classes))}
+    fitting = [names for names in (by_name, by_number) if found <= names.keys()]
+    if not fitting:
+        stranger = min(found - by_name.keys() - by_number.keys(), default=min(found - by_name.keys(), default=''))
+        raise LabelError(f'{str(labels)!r}: the label {stranger!r} is not one of the {len(classes)} classes')
+    if len(fitting) == 2 and any(by_name[label] != by_number[label] for label in found):
+        raise LabelError(
+            f'{str(labels)!r}: its labels are names of classes and, counted from 0, numbers of others: '
+            'give the class folders names that are not numbers'
+        )
+    return fitting[0]
 
 
 def _stem(name: str) -> str:
@@ -154,16 +192,26 @@ def _stem(name: str) -> str:
 
 
 def _read_labels(labels: Path) -> list[tuple[str | None, str]]:
-    """(name of the picture or None, label) of every line; a headline is left out."""
+    """(name of the picture or None, label) of every line, all of one form; a known headline is left out."""
+    try:
+        lines = labels.read_text(encoding='utf-8').splitlines()
+    except UnicodeDecodeError as error:
+        raise LabelError(f'{str(labels)!r} is not a text in UTF-8: {error}') from error
     entries = []
-    for line in labels.read_text().splitlines():
-        words = next(csv.reader([line])) if ',' in line else line.split()
-        if words and words[0] not in ('ImageId', 'filename', '#'):
-            entries.append((None, words[0]) if len(words) == 1 else (words[0], words[1].split()[0]))
-    if not entries:
-        raise LabelError(f'{str(labels)!r} has no labels')
+    for number, line in enumerate(lines, start=1):
+        words = [word.strip() for word in next(csv.reader([line]))] if ',' in line else line.split()
+        if not words or words[0] in ('ImageId', '#'):
+            continue
+        if len(words) > 2 or not all(words):
+            raise LabelError(f'{str(labels)!r}, line {number}: expected "name label" or a label alone; got {line!r}')
+        # the label's boxes follow it in the challenge's csv
+        entries.append((None, words[0]) if len(words) == 1 else (words[0], words[1].split()[0]))
+    if len({name is None for name, _ in entries}) != 1:
+        raise LabelError(f'{str(labels)!r} has {"lines of two forms" if entries else "no labels"}')
     if re.search('ILSVRC.*ground_truth', labels.name) and all(label.isdigit() for _, label in entries):
         names = _challenge_names(labels)
+        if any(int(label) not in names for _, label in entries):
+            raise LabelError(f'{str(labels)!r} has numbers that its meta.mat does not explain')
         entries = [(picture, names[int(label)]) for picture, label in entries]
     return entries
 
@@ -178,5 +226,8 @@ def _challenge_names(labels: Path) -> dict[int, str]:
             f'the numbers in {str(labels)!r} are those of the challenge, which only its meta.mat explains: put that '
             f'beside it ({str(meta)!r}), or give labels by the names of the class folders'
         )
-    synsets = loadmat(meta, squeeze_me=True)['synsets']
-    return {int(entry['ILSVRC2012_ID']): str(entry['WNID']) for entry in np.atleast_1d(synsets)}
+    try:
+        synsets = np.atleast_1d(loadmat(meta, squeeze_me=True)['synsets'])
+        return {int(entry['ILSVRC2012_ID']): str(entry['WNID']) for entry in synsets}
+    except Exception as error:  # of a reader of a foreign format
+        raise LabelError(f'{str(meta)!r} cannot be read: {type(error).__name__} {error}') from error

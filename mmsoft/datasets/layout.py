@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
-from .class_folders import SUFFIXES, ClassFolders, LabelError, class_names, find_samples
+from .class_folders import SUFFIXES, ClassFolders, LabelError, class_names, find_samples, make_transform
 
 # What the published archives unpack to, under the data root.
 TREES = {
@@ -242,6 +242,7 @@ def _check_class_folders(config: Mapping[str, Any]) -> list[str]:
         samples = find_samples(folder, labels, classes)
     except LabelError as error:
         fail(str(error))
+    make_transform(config['transform'])  # says what is wrong with its options
     if not samples and not labels and any(path.suffix.lower() in SUFFIXES for path in folder.iterdir()):
         fail(f'{str(folder)!r} holds pictures, not class folders: name the file of their labels with dataset.labels')
     if not samples:

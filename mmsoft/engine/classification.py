@@ -1,21 +1,24 @@
 """Training and testing of classifiers in MMEngine's Runner; what is special to ImageNet's recipes is timm's."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from mmengine.dist import all_reduce
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel, is_model_wrapper
+from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor
 
-from mmsoft.checkpoints import CheckpointError
+from mmsoft.checkpoints import EMA_KEY, CheckpointError
 from mmsoft.registry import HOOKS, METRICS, MODELS
 from mmsoft.versions import require
 
-EMA_KEY = 'state_dict_ema'  # as timm calls it
+# Of a run, the most that an average of weights looks back: in a short run, the recipe's would be of its start.
+LONGEST_AVERAGE = 0.1
 
 
 @MODELS.register_module()
@@ -40,6 +43,8 @@ class ImageClassifier(BaseModel):
         from timm.data import Mixup
         from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 
+        if not 0 <= smoothing < 1:
+            raise ValueError(f'smoothing must be at least 0 and below 1; got {smoothing!r}')
         super().__init__(data_preprocessor, init_cfg)
         self.backbone = MODELS.build(backbone)
         num_classes = self.backbone.num_classes
@@ -65,7 +70,7 @@ class ImageClassifier(BaseModel):
                     f'mixup pairs images: train_dataloader.batch_size must be even; got a batch of {len(inputs)}'
                 )
             inputs, targets = self.mixup(inputs, targets)
-        return dict(loss=self.loss(self.backbone(inputs), targets))
+        return dict(loss=self.loss(self.backbone(inputs).float(), targets))
 
 
 @METRICS.register_module()
@@ -79,24 +84,23 @@ class TopAccuracy(BaseMetric):
         self.topk = tuple(topk)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        from timm.utils import accuracy
-
         scores = torch.stack([sample['pred_scores'] for sample in data_samples])
-        labels = torch.tensor([sample['gt_label'] for sample in data_samples], device=scores.device)
-        for one, label in zip(scores.split(1), labels.split(1), strict=True):
-            self.results.append([hit.item() for hit in accuracy(one, label, self.topk)])
+        labels = torch.tensor([sample['gt_label'] for sample in data_samples]).to(scores.device)
+        best = scores.topk(min(max(self.topk), scores.shape[1])).indices  # (B, k)
+        hits = best == labels.unsqueeze(1)
+        self.results += torch.stack([hits[:, :k].any(1) for k in self.topk], 1).tolist()
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        means = torch.tensor(results, dtype=torch.float64).mean(0).tolist()
-        return {f'top{k}': mean for k, mean in zip(self.topk, means, strict=True)}
+        means = 100 * torch.tensor(results, dtype=torch.float64).mean(0)
+        return {f'top{k}': mean for k, mean in zip(self.topk, means.tolist(), strict=True)}
 
 
 @HOOKS.register_module()
 class CosineSchedule(Hook):
     """timm's cosine over the whole training, by iterations, after a linear warm-up.
 
-    ``warmup_lr`` and ``min_lr`` belong to the lr of the config: they are scaled with it for another batch.
-    The lr depends on the iteration alone, so there is nothing to resume.
+    ``warmup_lr`` and ``min_lr`` belong to the lr of the config and are scaled with it for another batch.
+    The lr depends on the config and the iteration alone, also in a run that is resumed.
     """
 
     priority = 'LOW'
@@ -104,27 +108,47 @@ class CosineSchedule(Hook):
     def __init__(self, warmup_epochs: float, warmup_lr: float = 1e-6, min_lr: float = 0.0) -> None:
         self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
 
+    def before_run(self, runner: Runner) -> None:
+        if isinstance(runner.optim_wrapper, OptimWrapper):  # not in a test
+            self.lrs = [group['lr'] for group in runner.optim_wrapper.optimizer.param_groups]
+
     def before_train(self, runner: Runner) -> None:
         from timm.scheduler import CosineLRScheduler
 
-        loader = runner.train_dataloader
+        optimizer, warmup = runner.optim_wrapper.optimizer, self._check(runner)
+        for group, lr in zip(optimizer.param_groups, self.lrs, strict=True):
+            group['initial_lr'] = lr  # a checkpoint has brought its own
+        scaling = runner.cfg.get('auto_scale_lr') or {}
+        scale = 1.0
+        if scaling.get('enable'):
+            scale = runner.world_size * runner.train_dataloader.batch_size / scaling['base_batch_size']
+        self.scheduler = CosineLRScheduler(
+            optimizer,
+            t_initial=runner.max_iters,
+            lr_min=self.min_lr * scale,
+            warmup_t=warmup,
+            warmup_lr_init=self.warmup_lr * scale,
+            t_in_epochs=False,
+        )
+        self.scheduler.step_update(runner.iter)
+
+    def _check(self, runner: Runner) -> int:
+        """Iterations of warm-up, if they and the lr leave room for the cosine."""
+        loader, lr = runner.train_dataloader, runner.cfg.optim_wrapper.optimizer.lr
         if not len(loader):
             raise ValueError(
                 f'the {len(loader.dataset)} training pictures are less than one batch of {loader.batch_size} in '
                 f'{runner.world_size} processes: set --cfg-options train_dataloader.batch_size'
             )
-        optimizer = runner.optim_wrapper.optimizer
-        lr = runner.cfg.optim_wrapper.optimizer.lr
-        scale = max(group.get('initial_lr', group['lr']) for group in optimizer.param_groups) / lr
-        self.scheduler = CosineLRScheduler(
-            optimizer,
-            t_initial=runner.max_iters,
-            lr_min=self.min_lr * scale,
-            warmup_t=min(round(self.warmup_epochs * len(loader)), runner.max_iters - 1),
-            warmup_lr_init=self.warmup_lr * scale,
-            t_in_epochs=False,
-        )
-        self.scheduler.step_update(runner.iter)
+        if self.min_lr >= lr:
+            raise ValueError(f'the lr would rise from {lr} to min_lr {self.min_lr}: set custom_hooks.0.min_lr below it')
+        warmup = round(self.warmup_epochs * len(loader))
+        if warmup >= runner.max_iters:
+            raise ValueError(
+                f'{self.warmup_epochs} epochs of warm-up are the whole training: '
+                'set custom_hooks.0.warmup_epochs to less than train_cfg.max_epochs'
+            )
+        return warmup
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.scheduler.step_update(runner.iter + 1)
@@ -134,13 +158,15 @@ class CosineSchedule(Hook):
 class AverageWeights(Hook):
     """timm's moving average of the weights, which is validated and saved beside them as ``state_dict_ema``.
 
-    ``options`` are those of timm.utils.ModelEmaV3 besides ``decay``.
+    In a run of n iterations ``decay`` is at most 1 - 10 / n. ``options`` are those of timm.utils.ModelEmaV3
+    besides. In several processes, BatchNorm's statistics are averaged over them after each epoch, in the
+    model and in the average: what is validated is what is saved.
     """
 
-    priority = 'NORMAL'
+    priority = 'ABOVE_NORMAL'  # before validation and checkpoints
 
     def __init__(self, decay: float = 0.9999, **options: Any) -> None:
-        self.options, self.resumed = dict(decay=decay, **options), None
+        self.decay, self.options, self.resumed = decay, options, None
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if runner._resume:
@@ -154,13 +180,19 @@ class AverageWeights(Hook):
     def before_train(self, runner: Runner) -> None:
         from timm.utils import ModelEmaV3
 
-        self.average = ModelEmaV3(_unwrapped(runner), **self.options)
+        decay = min(self.decay, 1 - 1 / max(LONGEST_AVERAGE * runner.max_iters, 1))
+        self.average = ModelEmaV3(unwrapped(runner.model), decay=decay, **self.options)
         if self.resumed is not None:
             self.average.module.load_state_dict(self.resumed)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        # timm takes the average from the weights as they are at its first step
-        self.average.update(_unwrapped(runner), step=runner.iter + 1)
+        # at its first step timm takes the weights as they are
+        self.average.update(unwrapped(runner.model), step=runner.iter + 1)
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        if runner.world_size > 1:
+            for statistic in _statistics(runner.model, self.average.module):
+                all_reduce(statistic, op='mean')
 
     def before_val_epoch(self, runner: Runner) -> None:
         if hasattr(self, 'average'):  # not where a checkpoint is only validated
@@ -174,8 +206,14 @@ class AverageWeights(Hook):
         checkpoint[EMA_KEY] = {name: value.cpu() for name, value in self.average.module.state_dict().items()}
 
 
-def _unwrapped(runner: Runner) -> torch.nn.Module:
-    return runner.model.module if is_model_wrapper(runner.model) else runner.model
+def _statistics(*modules: torch.nn.Module) -> Iterator[Tensor]:
+    """Means and variances of BatchNorm."""
+    for module in modules:
+        yield from (buffer for buffer in module.buffers() if buffer.is_floating_point())
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    return model.module if is_model_wrapper(model) else model
 
 
 @HOOKS.register_module()

@@ -1,12 +1,13 @@
 """Configs made ready to run: options merged, data and weights checked, faults and interruptions provided for."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import init_default_scope
+from torch import Tensor
 
 from mmsoft.checkpoints import CheckpointError
 from mmsoft.checkpoints.sources import is_remote
@@ -173,31 +174,48 @@ def is_classifier(cfg: Config) -> bool:
     return str(cfg.model.type).split('.')[-1] == 'ImageClassifier'
 
 
+def only_for_classifiers(cfg: Config, options: str, instead: str) -> None:
+    if not is_classifier(cfg):
+        raise ValueError(f'{options} are for classifiers; for {cfg.model.type} {instead}')
+
+
 def start_from(cfg: Config, checkpoint: str, only_head: bool) -> None:
     """Let a classifier start from a checkpoint, with a head for the classes of its data."""
     backbone = cfg.model.backbone
-    if not is_classifier(cfg):
-        raise ValueError(
-            f'--fine-tune and --linear-probe are for classifiers; {cfg.model.type} starts from the weights that '
-            '--cfg-options model.backbone.init_cfg.checkpoint=<file> or load_from=<file> name'
-        )
     backbone.num_classes = class_count(cfg.train_dataloader.dataset)
     backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint, new_head='always' if only_head else 'differ')
     if only_head:
         backbone.frozen_stages = len(STRIDES)
+    lr, epochs = cfg.optim_wrapper.optimizer.lr, cfg.train_cfg.get('max_epochs')
+    for hook in cfg.get('custom_hooks') or ():
+        if hook.type == 'mmsoft.CosineSchedule' and epochs:  # those of pretraining are for a higher lr and a longer run
+            hook.update(min_lr=lr / 100, warmup_lr=min(hook.get('warmup_lr', 1e-6), lr / 100))
+            hook.warmup_epochs = min(hook.warmup_epochs, epochs / 10)
+
+
+def check_sizes(cfg: Config, sizes: Iterable[int]) -> None:
+    """Raise unless this is a classifier that can have pictures of these sizes."""
+    for size in sizes:
+        only_for_classifiers(cfg, '--img-size and --sizes', 'change the pipelines of the config')
+        if size < LEAST_IMAGE:
+            raise ValueError(f'pictures must have sides of at least {LEAST_IMAGE}; got {size}')
 
 
 def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
     """Pictures of another size for a classifier; with ``tables``, position tables of that size as well."""
-    if not is_classifier(cfg):
-        raise ValueError('--img-size and --sizes are for classifiers; change the pipelines of this config instead')
-    if size < LEAST_IMAGE:
-        raise ValueError(f'pictures must have sides of at least {LEAST_IMAGE}; got {size}')
+    check_sizes(cfg, [size])
     for name in LOADERS:
         for leaf in leaf_datasets(cfg[name].dataset) if cfg.get(name) else ():
             leaf.transform.input_size = size
     if tables:
         cfg.model.backbone.img_size = size
+
+
+def take_table_size(cfg: Config, weights: Mapping[str, Tensor]) -> None:
+    """Position tables of a classifier as large as in these weights: they are resized once, to the pictures."""
+    table = next((value for name, value in weights.items() if name.endswith('stages.0.position.table')), None)
+    if is_classifier(cfg) and table is not None:
+        cfg.model.backbone.img_size = [STRIDES[0] * side for side in table.shape[1:3]]
 
 
 def check_data(cfg: Config, *modes: str, classes: bool = True) -> list[str]:

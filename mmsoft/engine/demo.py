@@ -122,8 +122,6 @@ def _shorten(cfg: Config) -> None:
         for hook in cfg.custom_hooks:
             if hook.type == 'mmsoft.CosineSchedule':
                 hook.update(warmup_epochs=1, min_lr=LR / 100)
-            elif hook.type == 'mmsoft.AverageWeights':
-                hook.decay = 0.9
         cfg.auto_scale_lr.enable = False
     else:
         warmup = steps // 10

@@ -14,7 +14,7 @@ from mmengine.dist import all_reduce, is_main_process
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.runner import Runner
 
-from mmsoft.datasets.reading import read_faults
+from mmsoft.datasets.reading import SIZE_IF_UNKNOWN, read_faults
 from mmsoft.datasets.seeding import mix_seeds
 from mmsoft.registry import HOOKS
 from mmsoft.visualization import draw_sample
@@ -153,7 +153,7 @@ class DrawPredictions(Hook):
         for sample in outputs:
             image = mmcv.imread(sample.img_path)
             if image is None:  # a broken file, which the model has seen as black
-                image = np.zeros((*sample.ori_shape, 3), np.uint8)
+                image = np.zeros((*getattr(sample, 'ori_shape', SIZE_IF_UNKNOWN), 3), np.uint8)
             picture = draw_sample(image, sample, dataset.metainfo, self.score_thr)
             name = Path(os.path.relpath(sample.img_path, images)).with_suffix('.jpg')
             mmcv.imwrite(picture, str(self.folder / name))

@@ -19,13 +19,13 @@ from PIL import Image
 from rich.progress import Progress
 from torch import nn
 
-from mmsoft.checkpoints import load_weights, names_for, read_checkpoint
-from mmsoft.datasets.class_folders import ClassSample
+from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
+from mmsoft.datasets.class_folders import ClassSample, make_transform
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
 from mmsoft.visualization import draw_sample
 
-from .config import is_classifier, pipelines, without_pretrained
+from .config import is_classifier, pipelines, take_table_size, without_pretrained
 
 PICTURES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.jp2')
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg', '.wmv')
@@ -47,6 +47,7 @@ def load_model(
     init_default_scope(scope)
     without_pretrained(cfg)
     content = read_checkpoint(checkpoint, trust)
+    take_table_size(cfg, load(content))
     model = revert_sync_batchnorm(MODELS.build(cfg.model))  # the same in evaluation, and it runs everywhere
     load_weights(model, names_for(model, content), source=str(checkpoint))
     return model.to(device).eval(), _meta(cfg, content, model)
@@ -152,7 +153,8 @@ class _Predictor:
         self.model, self.meta, self.folder, self.score_thr = model, meta, folder, score_thr
         self.is_classifier = is_classifier(cfg)
         if self.is_classifier:
-            self.load = TRANSFORMS.build(dict(type='LoadImageFromFile'))
+            # as in testing, where nobody turns pictures by their EXIF
+            self.load = TRANSFORMS.build(dict(type='LoadImageFromFile', color_type='color_ignore_orientation'))
             self.prepare = _class_pipeline(cfg.test_dataloader.dataset.transform)
         else:
             steps = next(pipelines(cfg.test_dataloader.dataset))
@@ -258,9 +260,7 @@ class _Predictor:
 
 def _class_pipeline(transform: Mapping[str, Any]) -> Callable[[dict], dict]:
     """From a BGR image (H, W, 3) to what a classifier takes."""
-    from timm.data import create_transform
-
-    run = create_transform(**transform)
+    run = make_transform(transform)
     return lambda data: dict(
         inputs=run(Image.fromarray(mmcv.bgr2rgb(data['img']))),
         data_samples=ClassSample(metainfo=dict(img_path=data['img_path'])),

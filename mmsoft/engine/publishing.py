@@ -11,19 +11,18 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
-import mmsoft
-from mmsoft.checkpoints import CheckpointError, load, read_checkpoint
+from mmsoft.checkpoints import EMA_KEY, CheckpointError, load, read_checkpoint
 from mmsoft.checkpoints.architecture import Architecture, read_architecture
 from mmsoft.checkpoints.converting import PARTS, select_part, verify
 from mmsoft.checkpoints.loading import take_prefix
 from mmsoft.checkpoints.soft_names import is_our_soft
-from mmsoft.checkpoints.sources import HASH_LENGTH, is_remote
+from mmsoft.checkpoints.sources import HASH_LENGTH, is_remote, sha256_of
 from mmsoft.checkpoints.writing import WRITTEN, to_bytes, write
 
 from .config import LOADERS, as_written, walk_dicts
 
 CHOICES = (*PARTS, 'model')
-KEPT_META = ('epoch', 'iter', 'seed', 'mmengine_version', 'dataset_meta', 'weights')
+KEPT_META = ('epoch', 'iter', 'seed', 'versions', 'dataset_meta', 'weights')
 # Of a config, where a run was and what it went on from.
 _OF_THE_RUN = ('work_dir', 'load_from', 'resume')
 _PATH = re.compile(r'(?<![\w.:/~\\])(~[\w.-]*|[A-Za-z]:)?[/\\][\w.+@%~-]+([/\\][\w.+@%~-]*)*')
@@ -56,7 +55,9 @@ def publish(
     meta = {key: _clean(found[key]) for key in KEPT_META if key in found}
     if config:
         meta['cfg'] = Config(config).pretty_text
-    meta.setdefault('weights', 'averaged over training (EMA)' if 'state_dict_ema' in checkpoint else 'as trained')
+    if 'weights' not in meta:
+        trained = 'as trained' if 'optimizer' in checkpoint else 'not known'
+        meta['weights'] = 'averaged over training (EMA)' if EMA_KEY in checkpoint else trained
     contents = {}
     for suffix in WRITTEN:
         content = to_bytes(weights, suffix, meta)
@@ -69,7 +70,7 @@ def publish(
         data=_data(config),
         **{key: meta.get(key) for key in ('weights', 'seed', 'epoch', 'iter')},
         metrics=_metrics(source, metrics, remarks),
-        versions=dict(mmsoft=mmsoft.__version__, torch=torch.__version__, mmengine=meta.get('mmengine_version')),
+        versions=meta.get('versions'),
         config=meta.get('cfg'),
     )
     written = _write(_folder(source, out_dir), contents, card)
@@ -229,8 +230,8 @@ def _metrics(source: str | Path, file: str | Path | None, remarks: list[str]) ->
         raise CheckpointError(f'metrics {str(path)!r} cannot be read: {error}') from error
     if not isinstance(found, dict):
         raise CheckpointError(f'metrics {str(path)!r} must be a dict of names and values; got {type(found).__name__}')
-    of = Path(str(found.get('checkpoint', ''))).name
-    if beside and of != Path(source).name:
-        remarks.append(f'{path} is of {of or "no checkpoint"}, so it is left out; --metrics takes it all the same')
+    if beside and found.get('sha256') != sha256_of(Path(source).expanduser()):
+        of = Path(str(found.get('checkpoint') or 'an unnamed file')).name
+        remarks.append(f'{path} is of another checkpoint ({of}): left out; --metrics takes it all the same')
         return None
     return _clean(found.get('metrics', found))

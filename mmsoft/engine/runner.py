@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ from mmengine.optim import OptimWrapper
 from mmengine.runner.amp import autocast
 from torch import nn
 
-from mmsoft.checkpoints import CheckpointError, load_weights, names_for, read_checkpoint, read_state_dict
+import mmsoft
+from mmsoft.checkpoints import EMA_KEY, CheckpointError, load_weights, names_for, read_checkpoint, read_state_dict
 from mmsoft.registry import OPTIM_WRAPPERS
 
 PARTIAL = '.part'  # a checkpoint while it is being written
@@ -77,6 +79,7 @@ class Runner(runner.Runner):
         if '://' in str(out_dir):  # a remote store makes objects whole by itself
             super().save_checkpoint(out_dir, filename, *args, **kwargs)
             return
+        kwargs['meta'] = dict(kwargs.get('meta') or {}, versions=_versions())
         target = Path(out_dir, filename)
         partial = target.with_name(target.name + PARTIAL)
         try:
@@ -93,9 +96,19 @@ class Runner(runner.Runner):
             ) from error
 
 
+def _versions() -> dict[str, str]:
+    """What trains, for whoever gets the checkpoint."""
+    found = {
+        name: str(sys.modules[name].__version__)
+        for name in ('torch', 'timm', 'mmengine', 'mmcv')
+        if name in sys.modules
+    }
+    return dict(mmsoft=mmsoft.__version__, **found)
+
+
 def choose_weights(checkpoint: dict, resuming: bool) -> dict:
     """Averaged weights (EMA) where training kept them, for they are the result; a resumed run goes on from its own."""
-    return checkpoint['state_dict'] if resuming else checkpoint.get('state_dict_ema') or checkpoint['state_dict']
+    return checkpoint['state_dict'] if resuming else checkpoint.get(EMA_KEY) or checkpoint['state_dict']
 
 
 def _check_resumable(checkpoint: dict) -> None:

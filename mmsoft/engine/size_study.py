@@ -1,66 +1,130 @@
 """What becomes of a classifier at other sizes than it was trained at: the paper's Table 6 on the demo's pictures."""
 
 import json
-import platform
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import timm
 import torch
 from mmengine.config import Config
+from mmengine.registry import DATASETS
+from torch import Tensor
 
 import mmsoft
+from mmsoft.layers import SoftAttention
 
-from .config import load_config
+from .config import load_config, set_img_size
 from .demo import CLASS_SIZE
+from .predict import load_model
 from .runner import latest_checkpoint
 from .training import TOP1, evaluate, train
 
 ATTENTIONS = ('soft', 'soft_pp')
 # Landmarks at the training size, which is as much to 96 pixels as 49 are to 224; None lets them grow with the picture.
-RULES = {'at most as many as in training': (CLASS_SIZE // 32) ** 2, 'growing with the picture': None}
+RULES = {'bounded': (CLASS_SIZE // 32) ** 2, 'growing': None}
 SIZES = (CLASS_SIZE, 5 * CLASS_SIZE // 3, 7 * CLASS_SIZE // 3)  # 1, 1.67 and 2.33 times; Table 6 has 1, 1.71 and 2.29
 
 
-def study(work_dir: str | Path, seeds: Sequence[int] = (0,), arch: str = 'tiny') -> dict[str, dict[str, list[float]]]:
-    """Train where that is not done yet; top-1 by attention and rule, by size, a value a seed."""
-    found = {}
+class Found(NamedTuple):
+    """A value a seed, by 'attention, rule' and size."""
+
+    top1: dict[str, dict[str, list[float]]]
+    growth: dict[str, dict[str, list[float]]]  # of the attention's output, over that at the training size
+
+
+def study(work_dir: str | Path, seeds: Sequence[int] = (0,), arch: str = 'tiny') -> Found:
+    """Train where that is not done yet, then test at all sizes with both rules."""
+    found = Found({}, {})
     for attn in ATTENTIONS:
         for seed in seeds:
-            folder = Path(work_dir, f'{attn}_{seed}')
-            if not (folder / 'done').is_file():
-                train(_config(attn, arch), work_dir=str(folder), demo=True, seed=seed, resume='auto')
-                (folder / 'done').touch()
+            folder = Path(work_dir, f'{attn}_{arch}_{seed}')
+            _train_once(_config(attn, arch), folder, seed)
+            checkpoint = str(latest_checkpoint(folder))
             for rule, landmarks in RULES.items():
                 cfg = _config(attn, arch)
                 cfg.model.backbone.num_landmarks = landmarks
-                metrics = evaluate(cfg, str(latest_checkpoint(folder)), work_dir=str(folder), demo=True, sizes=SIZES)
-                row = found.setdefault(f'{attn}, landmarks {rule}', {size: [] for size in metrics})
-                for size, values in metrics.items():
-                    row[size].append(values[TOP1])
+                metrics = evaluate(cfg, checkpoint, work_dir=str(folder), demo=True, sizes=SIZES)
+                strengths = _strengths(cfg, checkpoint)
+                for values, table in (
+                    ({size: metrics[size][TOP1] for size in metrics}, found.top1),
+                    ({size: strengths[size] / strengths[str(CLASS_SIZE)] for size in strengths}, found.growth),
+                ):
+                    row = table.setdefault(f'{attn}, {rule}', {size: [] for size in values})
+                    for size, value in values.items():
+                        row[size].append(value)
     return found
+
+
+def _train_once(cfg: Config, folder: Path, seed: int) -> None:
+    """A finished training of the same config is not repeated."""
+    marker, text = folder / 'finished', cfg.pretty_text
+    if marker.is_file():
+        if marker.read_text() != text:
+            raise ValueError(
+                f'{str(folder)!r} holds a training of another config: remove it or name another --work-dir'
+            )
+        return
+    train(cfg, work_dir=str(folder), demo=True, seed=seed, resume='auto')
+    marker.write_text(text)
+
+
+@torch.no_grad()
+def _strengths(cfg: Config, checkpoint: str) -> dict[str, float]:
+    """Root mean square of the softmax-free attention's output before the local term is added, by size.
+
+    Of twelve pictures; a mean over layers on a log scale.
+    """
+    model, _ = load_model(cfg, checkpoint, device='cpu')
+    squares = {}
+    for layer in (module for module in model.modules() if isinstance(module, SoftAttention)):
+        layer.register_forward_pre_hook(lambda layer, inputs: setattr(layer, 'seen', inputs))
+        layer.proj.register_forward_pre_hook(
+            lambda _, inputs, layer=layer: squares.setdefault(layer, []).append(_attention_alone(layer, inputs[0]))
+        )
+    strengths = {}
+    for size in SIZES:
+        set_img_size(cfg, size)
+        dataset = DATASETS.build(cfg.test_dataloader.dataset)
+        chosen = np.linspace(0, len(dataset) - 1, 12).round().astype(int).tolist()
+        squares.clear()
+        model(torch.stack([dataset[index]['inputs'] for index in chosen]))
+        strengths[str(size)] = math.exp(statistics.mean(math.log(value) / 2 for (value,) in squares.values()))
+    return strengths
+
+
+def _attention_alone(layer: SoftAttention, joined: Tensor) -> float:
+    """Mean square of what is joined to the output (B, N, C), without the local term."""
+    x, grid = layer.seen
+    return (joined - layer._local(layer.v(x), grid)).square().mean().item()
 
 
 def _config(attn: str, arch: str) -> Config:
     return load_config(mmsoft.config_path(f'{attn}_{arch}_300e_in1k'))
 
 
-def study_table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+def study_table(found: Found) -> str:
     """Markdown: means over seeds, with their deviation where there are several."""
-    sizes = list(next(iter(found.values())))
-    lines = [f'| top-1, % | {" | ".join(f"{size} x {size}" for size in sizes)} |', f'|---|{"---|" * len(sizes)}']
-    for name, row in found.items():
-        lines.append(f'| {name} | {" | ".join(_cell(row[size]) for size in sizes)} |')
+    sizes = list(next(iter(found.top1.values())))
+    titles = [f'top-1 at {size}' for size in sizes] + [f'output at {size}' for size in sizes[1:]]
+    lines = [f'| attention, landmarks | {" | ".join(titles)} |', f'|---|{"---|" * len(titles)}']
+    for name, row in found.top1.items():
+        cells = [_cell(row[size], ' %') for size in sizes]
+        cells += [_cell(found.growth[name][size], ' x') for size in sizes[1:]]
+        lines.append(f'| {name} | {" | ".join(cells)} |')
     return '\n'.join(lines)
 
 
-def _cell(values: Sequence[float]) -> str:
+def _cell(values: Sequence[float], unit: str) -> str:
     spread = f' ± {statistics.stdev(values):.1f}' if len(values) > 1 else ''
-    return f'{statistics.mean(values):.1f}{spread}'
+    return f'{statistics.mean(values):.1f}{spread}{unit}'
 
 
-def save(found: Mapping[str, Mapping[str, Sequence[float]]], path: str | Path, seeds: Sequence[int]) -> None:
+def save(found: Found, path: str | Path, seeds: Sequence[int], arch: str) -> None:
     """The values with what they were measured on."""
-    about = dict(torch=torch.__version__, machine=platform.machine(), seeds=list(seeds), trained_at=CLASS_SIZE)
+    about = dict(arch=arch, trained_at=CLASS_SIZE, seeds=list(seeds), torch=torch.__version__, timm=timm.__version__)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(dict(**about, top1=found), indent=1) + '\n')
+    Path(path).write_text(json.dumps(dict(**about, **found._asdict()), indent=1) + '\n')

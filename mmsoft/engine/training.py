@@ -13,21 +13,28 @@ import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
-from mmengine.dist import barrier, is_main_process
+from mmengine.dist import broadcast_object_list, is_main_process
+from mmengine.hooks import EMAHook
 from mmengine.logging import print_log
 
-from mmsoft.checkpoints import read_checkpoint
+from mmsoft.checkpoints import load, read_checkpoint
+from mmsoft.checkpoints.sources import locate, sha256_of
 from mmsoft.versions import REQUIREMENTS, require
 from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
 
 from . import demo as demo_world
+from .classification import AverageWeights, unwrapped
 from .config import (
     LOADERS,
     check_data,
     check_pretrained,
+    check_sizes,
+    is_classifier,
+    only_for_classifiers,
     read_safely,
     set_img_size,
     start_from,
+    take_table_size,
     trust_pretrained,
     without_pretrained,
 )
@@ -63,15 +70,12 @@ def train(
     lock = _lock(work_dir)
     randomness = dict(cfg.get('randomness') or {})
     cfg.randomness = dict(randomness, seed=randomness.get('seed') or 0 if seed is None else seed)
-    _resume_from(cfg, resume)
-    _keep_faults(cfg, FAULTS, fresh=not cfg.get('resume'))
     if img_size is not None:
         set_img_size(cfg, img_size)
     if fine_tune or linear_probe:
-        if not pretrained or (fine_tune and linear_probe):
-            raise ValueError('--fine-tune, --linear-probe and --no-pretrained exclude each other: give one of them')
-        _report_data(cfg, 'train', 'val', classes=False)
-        start_from(cfg, fine_tune or linear_probe, only_head=bool(linear_probe))
+        _start_classifier(cfg, fine_tune, linear_probe, pretrained)
+    _resume_from(cfg, resume)
+    _keep_faults(cfg, FAULTS, fresh=not cfg.get('resume'))
     if not pretrained or cfg.get('resume') or cfg.get('load_from'):
         without_pretrained(cfg)  # the weights come from elsewhere, or are not wanted
     check_pretrained(cfg)
@@ -83,6 +87,8 @@ def train(
         if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
             raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size, the batch of its lr')
         cfg.auto_scale_lr.enable = True
+    if (cfg.get('auto_scale_lr') or {}).get('enable'):  # batches whose gradients are added are one
+        cfg.auto_scale_lr.base_batch_size /= cfg.optim_wrapper.get('accumulative_counts', 1)
     _report_data(cfg, 'train', 'val')
     _seed_samples(cfg)
     _add_hooks(
@@ -96,6 +102,16 @@ def train(
     runner.train()
     lock.close()
     return runner
+
+
+def _start_classifier(cfg: Config, fine_tune: str | None, linear_probe: str | None, pretrained: bool) -> None:
+    if not pretrained or (fine_tune and linear_probe) or cfg.get('load_from'):
+        raise ValueError(
+            '--fine-tune, --linear-probe, --no-pretrained and load_from exclude each other: give one of them'
+        )
+    only_for_classifiers(cfg, '--fine-tune and --linear-probe', 'name the weights with model.backbone.init_cfg')
+    _report_data(cfg, 'train', 'val', classes=False)
+    start_from(cfg, fine_tune or linear_probe, only_head=bool(linear_probe))
 
 
 def evaluate(
@@ -117,8 +133,13 @@ def evaluate(
     """
     if out and Path(out).suffix not in ('.pkl', '.pickle'):
         raise ValueError(f'--out must end in .pkl or .pickle; got {out!r}')
+    check_sizes(cfg, sizes)
+    if sizes and (out or drawings):
+        raise ValueError('--sizes gives a table; for --out and --show-dir test one size, with --cfg-options')
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume, cfg.load_from = False, None
+    if is_classifier(cfg):
+        take_table_size(cfg, load(checkpoint, trust_checkpoint))
     without_pretrained(cfg)
     _keep_faults(cfg, f'test_{FAULTS}', fresh=True)
     _report_data(cfg, 'test')
@@ -139,7 +160,8 @@ def evaluate(
         if sizes:
             print(size_table({Path(checkpoint).name: metrics}))
         path = Path(work_dir, 'metrics.json')
-        path.write_text(json.dumps(dict(checkpoint=checkpoint, metrics=metrics), indent=1, default=float) + '\n')
+        of = dict(checkpoint=checkpoint, sha256=sha256_of(locate(checkpoint)))
+        path.write_text(json.dumps(dict(**of, metrics=metrics), indent=1, default=float) + '\n')
         print_log(f'metrics saved in {path}', logger='current')
     return metrics
 
@@ -172,6 +194,9 @@ def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkp
         if is_main_process():
             print(demo_world.describe(cfg), flush=True)
     _check_work_dir(work_dir)
+    for name in LOADERS:
+        if cfg.get(name) and not cfg[name].get('num_workers'):
+            cfg[name].persistent_workers = False
     if get_device() == 'cpu':
         cfg.pop('sync_bn', None)
         for name in LOADERS:
@@ -237,11 +262,20 @@ def _use_amp(cfg: Config) -> None:
 
 
 def _report_data(cfg: Config, *modes: str, classes: bool = True) -> None:
-    """One process looks; what it finds missing stops all."""
+    """One process looks; what it finds missing stops all, the others without a word."""
+    problem = None
     if is_main_process():
-        for remark in check_data(cfg, *modes, classes=classes):
-            print_log(remark, logger='current', level=logging.WARNING)
-    barrier()
+        try:
+            for remark in check_data(cfg, *modes, classes=classes):
+                print_log(remark, logger='current', level=logging.WARNING)
+        except (OSError, ValueError, RuntimeError) as error:
+            problem = error
+    stop = [problem is not None]
+    broadcast_object_list(stop)
+    if problem is not None:
+        raise problem
+    if stop[0]:
+        raise SystemExit(1)
 
 
 def _check_work_dir(work_dir: str) -> None:
@@ -275,7 +309,7 @@ def _check_room(runner: Runner) -> None:
     """Raise unless a checkpoint fits on the disk: weights, their average, and two moments of those that are trained."""
     if not is_main_process():
         return
-    averages = any(type(hook).__name__ in ('AverageWeights', 'EMAHook') for hook in runner.hooks)
+    averages = any(isinstance(hook, (AverageWeights, EMAHook)) for hook in runner.hooks)
     size = (1 + averages) * _bytes(runner.model.state_dict().values()) + 2 * _bytes(
         p for p in runner.model.parameters() if p.requires_grad
     )
@@ -298,8 +332,8 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 def demo_report(runner: Runner) -> dict[str, Any]:
     """Draw a contact sheet of predictions and the curves of a finished demo; where they are."""
-    model = runner.model.module if hasattr(runner.model, 'module') else runner.model
-    model.eval()
+    model = next((hook.average.module for hook in runner.hooks if isinstance(hook, AverageWeights)), None)
+    model = (model or unwrapped(runner.model)).eval()
     loader, pictures = runner.val_dataloader, []
     for index in np.linspace(0, len(loader.dataset) - 1, 12).round().astype(int).tolist():
         with torch.no_grad():
