@@ -1,7 +1,7 @@
 """timm's own model tests on the models that mmsoft.timm registers: ``python tests/timm_suite.py [pytest options]``.
 
-The tests come from the source archive of the installed timm. Two of its lists are told of us, as timm's own
-models are: a classifier whose features are tokens, with a class token, is not of its standard kind, and
+The tests come from the source archive of the installed timm. Its lists are told of us, as of timm's own models:
+features that are tokens, a class token among them, are not of its standard kind (but feature maps are), and
 forward_intermediates is there.
 """
 
