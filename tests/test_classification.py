@@ -294,6 +294,7 @@ def test_the_authors_files_and_bare_ones_are_tested_as_they_are(trained, tmp_pat
     results = json.loads((tmp_path / 'found' / 'results.json').read_text())
     assert [entry['file_name'] for entry in results] == [picture.name for picture in pictures]
     for entry in results:
+        assert set(entry['classes']) < set(NAMES)
         assert len(entry['classes']) == 5
         assert entry['scores'] == sorted(entry['scores'], reverse=True)
     assert len(list((tmp_path / 'found' / 'drawn').iterdir())) == 2

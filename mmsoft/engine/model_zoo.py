@@ -32,6 +32,8 @@ def _check(model: dict, collections: set[str], file: str) -> None:
         raise ValueError(f'{where}: its collection {model["In Collection"]!r} is not in this file')
     if model['Name'] != Path(model['Config']).stem:
         raise ValueError(f'{where} must be called as its config, {model["Config"]!r}')
+    if not model['Results'] or 'Parameters' not in model['Metadata']:
+        raise ValueError(f'{where} must have Results, with blanks where nothing was measured, and Metadata.Parameters')
     for result in model['Results']:
         if set(result) != {'Task', 'Dataset', 'Metrics', 'Origin'} or result['Origin'] not in ORIGINS:
             raise ValueError(f'{where}: a result has Task, Dataset, Metrics and Origin (paper or ours); got {result}')

@@ -20,7 +20,7 @@ from rich.progress import Progress
 from torch import nn
 
 from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
-from mmsoft.datasets.class_folders import ClassSample, make_transform
+from mmsoft.datasets.class_folders import ClassSample, class_names, make_transform
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
 from mmsoft.visualization import draw_sample
@@ -63,6 +63,9 @@ def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
         with DATASETS.switch_scope_and_registry(None) as registry:  # the default scope's
             meta = {**getattr(registry.get(leaf.type), 'METAINFO', {}), **leaf.get('metainfo', {})}
         source = f'the data set {leaf.type}'
+        if is_classifier(cfg):
+            root = Path(leaf.data_root)
+            meta['classes'] = class_names(root / leaf.get('classes', 'train'), root / leaf.split, None)
     modules = dict(model.named_modules())
     head = next(modules[name] for name in _HEADS if name in modules)
     count = (head[-1] if isinstance(head, nn.ModuleList) else head).num_classes
