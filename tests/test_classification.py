@@ -400,9 +400,10 @@ def test_mistakes_are_named_before_training(trained, tmp_path):
 def test_recipes_scale_with_the_batch(tmp_path):
     """The lr of the paper is for 1024 images; warm-up and floor follow it."""
     cfg = small_config('classifier', tmp_path / 'data', batch=4, epochs=2)
+    cfg.optim_wrapper.accumulative_counts = 2
     runner = train(cfg, work_dir=str(tmp_path / 'run'), amp=True)
-    assert runner.optim_wrapper.optimizer.param_groups[0]['initial_lr'] == pytest.approx(1e-3 * 4 / 1024)
-    assert runner.optim_wrapper.get_lr()['lr'][-1] == pytest.approx(5e-5 * 4 / 1024, rel=0.2)
+    assert runner.optim_wrapper.optimizer.param_groups[0]['initial_lr'] == pytest.approx(1e-3 * 8 / 1024)
+    assert runner.optim_wrapper.get_lr()['lr'][-1] == pytest.approx(5e-5 * 8 / 1024, rel=0.2)
     for name, lr in (('soft_pp_tiny', 1e-3), ('soft_large', 3.3e-4)):
         shipped = Config.fromfile(mmsoft.config_path(f'{name}_300e_in1k'))
         assert shipped.optim_wrapper.optimizer.lr == lr

@@ -121,7 +121,8 @@ class CosineSchedule(Hook):
         scaling = runner.cfg.get('auto_scale_lr') or {}
         scale = 1.0
         if scaling.get('enable'):
-            scale = runner.world_size * runner.train_dataloader.batch_size / scaling['base_batch_size']
+            batch = runner.world_size * runner.train_dataloader.batch_size
+            scale = batch * runner.cfg.optim_wrapper.get('accumulative_counts', 1) / scaling['base_batch_size']
         self.scheduler = CosineLRScheduler(
             optimizer,
             t_initial=runner.max_iters,

@@ -112,7 +112,8 @@ def _shorten(cfg: Config) -> None:
     """A few epochs, one cosine, and the lr of a random start."""
     kind = _task(cfg)
     batch, processes = _batch(cfg)
-    epochs, steps = EPOCHS[kind], EPOCHS[kind] * math.ceil(IMAGES / (batch * processes))
+    epochs = EPOCHS[kind]
+    steps = epochs * math.ceil(IMAGES / (batch * processes))  # but for classes, whose schedule counts by itself
     by_epoch = cfg.train_cfg.get('by_epoch', 'max_epochs' in cfg.train_cfg)
     if by_epoch:
         cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=max(1, epochs // 3))

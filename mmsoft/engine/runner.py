@@ -41,6 +41,13 @@ class Runner(runner.Runner):
             {**options, **(model_wrapper_cfg or {}), 'device_ids': None}, revert_sync_batchnorm(model)
         )
 
+    def scale_lr(self, optim_wrapper: OptimWrapper, auto_scale_lr: dict | None = None) -> None:
+        """Batches whose gradients are added up are one."""
+        if auto_scale_lr and auto_scale_lr.get('enable'):
+            base = auto_scale_lr['base_batch_size'] / self.cfg.optim_wrapper.get('accumulative_counts', 1)
+            auto_scale_lr = dict(auto_scale_lr, base_batch_size=base)
+        super().scale_lr(optim_wrapper, auto_scale_lr)
+
     def load_checkpoint(
         self, filename: str, map_location: Any = 'cpu', strict: bool = False, revise_keys: list = ((r'^module\.', ''),)
     ) -> dict:

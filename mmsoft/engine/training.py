@@ -87,8 +87,6 @@ def train(
         if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
             raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size, the batch of its lr')
         cfg.auto_scale_lr.enable = True
-    if (cfg.get('auto_scale_lr') or {}).get('enable'):  # batches whose gradients are added are one
-        cfg.auto_scale_lr.base_batch_size /= cfg.optim_wrapper.get('accumulative_counts', 1)
     _report_data(cfg, 'train', 'val')
     _seed_samples(cfg)
     _add_hooks(
