@@ -123,8 +123,8 @@ def test_checkpointing_and_torchscript_give_the_same(tmp_path):
         model(x).square().sum().backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     assert all(relative_error(a, b) < 1e-4 for a, b in zip(*gradients, strict=True) if b.abs().max() > 0)
-    for name in ('soft_tiny', 'soft_pp_tiny'):
-        model = mini(name, num_landmarks=6).eval()
+    for name, sampling in (('soft_tiny', 'conv'), ('soft_pp_tiny', 'conv'), ('soft_pp_tiny', 'avg_pool')):
+        model = mini(name, num_landmarks=6, landmark_sampling=sampling).eval()
         torch.jit.script(model).save(tmp_path / 'model.pt')
         scripted = torch.jit.load(tmp_path / 'model.pt')
         for size in ((64, 80), (225, 130)):  # beyond the bound of landmarks as well

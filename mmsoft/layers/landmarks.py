@@ -28,9 +28,9 @@ class Landmarks(nn.Module):
             whole('num_landmarks (None means no bound)', num_landmarks)
         self.head_dim, self.ratio, self.num_landmarks = head_dim, ratio, num_landmarks
         self.sampling, self.seed = sampling, seed
-        if sampling == 'conv':
-            self.conv = nn.Conv2d(head_dim, head_dim, ratio, stride=ratio, bias=False)
-            self.norm = nn.LayerNorm(head_dim, eps=1e-5)
+        learned = sampling == 'conv'  # the others have no parameters; TorchScript wants to see modules
+        self.conv = nn.Conv2d(head_dim, head_dim, ratio, stride=ratio, bias=False) if learned else nn.Identity()
+        self.norm = nn.LayerNorm(head_dim, eps=1e-5) if learned else nn.Identity()
 
     def forward(self, q: Tensor, grid: tuple[int, int]) -> Tensor:
         """q (B, H * W, h * d) on grid (H, W) -> landmarks (B, h, m, d)."""
