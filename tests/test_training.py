@@ -170,7 +170,8 @@ def test_two_processes_equal_one_with_the_same_batch(method, how, tmp_path):
     assert found == pytest.approx(expected, rel=1e-3)
     first, second = (weights_of(latest_checkpoint(tmp_path / name)) for name in ('one', 'two'))
     moved = max((first[name] - second[name]).abs().max().item() for name in first if first[name].is_floating_point())
-    assert moved < 1e-4  # a step is that much
+    # half of what AdamW can move a weight: where a gradient is next to nothing, rounding decides its sign
+    assert moved < 5e-5 * len(found), (moved, len(found))
 
 
 def test_training_helps_and_the_checkpoint_tests_alike(tmp_path):
