@@ -57,15 +57,14 @@ class ClassFolders(Dataset):
         classes: str = 'train',
         record: str | None = None,
     ) -> None:
-        root = Path(data_root)
-        self.folder, self.labels = root / split, None if labels is None else root / labels
-        names = class_names(root / classes, self.folder, self.labels)
-        self.samples = find_samples(self.folder, self.labels, names)
+        folders, split, labels = places(dict(data_root=data_root, split=split, labels=labels, classes=classes))
+        names = class_names(folders, split, labels)
+        self.samples = find_samples(split, labels, names)
         self.training = bool(transform.get('is_training'))
         self.transform = make_transform(transform)
         self.faults = FaultRecord(record)
         self.metainfo = dict(classes=names)
-        self.data_prefix = dict(img=str(self.folder))
+        self.data_prefix = dict(img=str(split))
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -120,6 +119,12 @@ def make_transform(options: Mapping[str, Any]) -> Callable[[Image.Image], Tensor
 def _at_least_one_bit(level_fn: Callable) -> Callable:
     """At its strongest timm asks for 0 bits a colour, a black picture, which Pillow refuses from 13 on."""
     return lambda *arguments: (max(1, level_fn(*arguments)[0]),)
+
+
+def places(config: Mapping[str, Any]) -> tuple[Path, Path, Path | None]:
+    """Where the options of ClassFolders say that the classes, the pictures and the labels are."""
+    root, labels = Path(config['data_root']), config.get('labels')
+    return root / config.get('classes', 'train'), root / config['split'], root / labels if labels else None
 
 
 def class_names(classes: Path, split: Path, labels: Path | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
-from .class_folders import SUFFIXES, ClassFolders, LabelError, class_names, find_samples, make_transform
+from .class_folders import SUFFIXES, ClassFolders, LabelError, class_names, find_samples, make_transform, places
 
 # What the published archives unpack to, under the data root.
 TREES = {
@@ -219,9 +219,7 @@ def class_count(dataset: Mapping[str, Any]) -> int | None:
     """How many classes class folders have; None for data of other kinds."""
     for config in leaf_datasets(dataset):
         if issubclass(_find(config['type']), ClassFolders):
-            root = Path(config['data_root'])
-            labels = config.get('labels') and root / config['labels']
-            return len(class_names(root / config.get('classes', 'train'), root / config['split'], labels))
+            return len(class_names(*places(config)))
     return None
 
 
@@ -231,14 +229,13 @@ def _check_class_folders(config: Mapping[str, Any]) -> list[str]:
     def fail(problem: str) -> NoReturn:
         _refuse('ClassFolders', config['data_root'], ['mmsoft.ClassFolders'], problem)
 
-    root = Path(config['data_root'])
-    folder, labels = root / config['split'], config.get('labels') and root / config['labels']
+    folders, folder, labels = places(config)
     if not folder.is_dir():
         fail(f'there is no folder {str(folder)!r}')
     if labels and not labels.is_file():
         fail(f'there is no file of labels {str(labels)!r}')
     try:
-        classes = class_names(root / config.get('classes', 'train'), folder, labels)
+        classes = class_names(folders, folder, labels)
         samples = find_samples(folder, labels, classes)
     except LabelError as error:
         fail(str(error))

@@ -15,7 +15,7 @@ from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
 
-LEAST_IMAGE = 32  # pixels of a side that make one token of stage 4
+LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last stage
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 # What wraps a part of a config for a run: type -> where the part is.
 WRAPPERS = {'mmsoft.ReadSafely': 'loader', 'mmsoft.SeededSampler': 'sampler', 'mmsoft.SeededDataset': 'dataset'}
@@ -71,12 +71,18 @@ def as_written(node: Any) -> Any:
     return [as_written(value) for value in node] if isinstance(node, list) else node
 
 
+def _leaves(cfg: Config) -> Iterator[ConfigDict]:
+    """The data sets of all loaders."""
+    for name in LOADERS:
+        if cfg.get(name):
+            yield from leaf_datasets(cfg[name].dataset)
+
+
 def read_safely(cfg: Config, record: str | Path) -> None:
     """Wrap the loading steps of all pipelines in ``mmsoft.ReadSafely``, which keeps the record; class folders do so."""
-    for name in LOADERS:
-        for leaf in leaf_datasets(cfg[name].dataset) if cfg.get(name) else ():
-            if str(leaf.type).split('.')[-1] == 'ClassFolders':
-                leaf.record = str(record)
+    for leaf in _leaves(cfg):
+        if str(leaf.type).split('.')[-1] == 'ClassFolders':
+            leaf.record = str(record)
     head = cfg.model.get('decode_head')  # of a segmentor, whose labels are checked against it
     num_classes = (head[-1] if isinstance(head, list) else head).num_classes if head else None
     for name in LOADERS:
@@ -204,9 +210,8 @@ def check_sizes(cfg: Config, sizes: Iterable[int]) -> None:
 def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
     """Pictures of another size for a classifier; with ``tables``, position tables of that size as well."""
     check_sizes(cfg, [size])
-    for name in LOADERS:
-        for leaf in leaf_datasets(cfg[name].dataset) if cfg.get(name) else ():
-            leaf.transform.input_size = size
+    for leaf in _leaves(cfg):
+        leaf.transform.input_size = size
     if tables:
         cfg.model.backbone.img_size = size
 

@@ -20,7 +20,7 @@ from rich.progress import Progress
 from torch import nn
 
 from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
-from mmsoft.datasets.class_folders import ClassSample, class_names, make_transform
+from mmsoft.datasets.class_folders import ClassSample, class_names, make_transform, places
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
 from mmsoft.visualization import draw_sample
@@ -47,9 +47,10 @@ def load_model(
     init_default_scope(scope)
     without_pretrained(cfg)
     content = read_checkpoint(checkpoint, trust)
-    take_table_size(cfg, load(content))
+    weights = load(content)
+    take_table_size(cfg, weights)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))  # the same in evaluation, and it runs everywhere
-    load_weights(model, names_for(model, content), source=str(checkpoint))
+    load_weights(model, names_for(model, weights), source=str(checkpoint))
     return model.to(device).eval(), _meta(cfg, content, model)
 
 
@@ -64,8 +65,8 @@ def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
             meta = {**getattr(registry.get(leaf.type), 'METAINFO', {}), **leaf.get('metainfo', {})}
         source = f'the data set {leaf.type}'
         if is_classifier(cfg):
-            root = Path(leaf.data_root)
-            meta['classes'] = class_names(root / leaf.get('classes', 'train'), root / leaf.split, None)
+            folders, split, _ = places(leaf)
+            meta['classes'] = class_names(folders, split, None)
     modules = dict(model.named_modules())
     head = next(modules[name] for name in _HEADS if name in modules)
     count = (head[-1] if isinstance(head, nn.ModuleList) else head).num_classes
