@@ -153,7 +153,39 @@ def test_checkpointing_changes_nothing_but_memory():
     (loss, grads, kept), (loss_cp, grads_cp, kept_cp) = results
     assert torch.equal(loss, loss_cp)
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(grads, grads_cp, strict=True))
-    assert kept_cp < 0.6 * kept
+    assert kept_cp < 0.65 * kept
+
+
+def test_backward_keeps_neither_hidden_maps_nor_kernel_matrices():
+    block, tokens = mini().stages[0].blocks[0], torch.randn(1, 112 * 112, 16, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        block(tokens, (112, 112))
+    kept = {t.data_ptr(): t.numel() for t in saved}
+    assert max(kept.values()) == tokens.numel()  # a hidden map is four times that, a kernel matrix three times
+    assert sum(kept.values()) < 8 * tokens.numel()  # x, q, v, y and what two norms take in and give
+
+
+@pytest.mark.parametrize('attn', ['soft', 'soft_pp'])
+@pytest.mark.parametrize('autocast', [False, True])
+def test_inference_in_slices_gives_what_training_would(attn, autocast, monkeypatch):
+    """Without gradients the work is cut into slices that stay in cache, and BatchNorm goes into convolutions."""
+    from mmsoft.layers import block, patch_embed
+
+    model = mini(attn=attn).train()
+    x = torch.randn(2, 3, 230, 415)
+    model(x)  # statistics of BatchNorm that are not 0 and 1
+    model.eval()
+    maps = []
+    for grad, hidden, fold in ((True, 2**30, 2**30), (False, 2**30, 0), (False, 1000, 0), (True, 1000, 2**30)):
+        monkeypatch.setattr(block, 'HIDDEN_SLICE', hidden)
+        monkeypatch.setattr(patch_embed, 'FOLDED_PIXELS', fold)
+        with torch.set_grad_enabled(grad), torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+            maps.append(model(x))
+    for found in maps[1:]:
+        for a, b in zip(found, maps[0], strict=True):
+            assert a.dtype == b.dtype
+            assert relative_error(a, b) < (0.1 if autocast else 1e-5)
 
 
 @pytest.mark.parametrize('options', [dict(attn='soft'), dict(), dict(landmark_sampling='random')], ids=str)

@@ -9,8 +9,17 @@ from mmsoft.ops import (
     gaussian_gram,
     gaussian_kernel,
     gaussian_kernel_reference,
+    gelu_tanh,
+    gelu_tanh_reference,
     guarded_scale,
     guarded_scale_reference,
+    kernel_product,
+    kernel_product_reference,
+    kernel_products,
+    kernel_transposed_product,
+    kernel_transposed_product_reference,
+    linear,
+    linear_by_head,
     matrix_scale,
     newton_inverse,
     newton_oracle,
@@ -47,6 +56,74 @@ def test_kernel_gradients():
     q, lm, _ = (x.double().requires_grad_() for x in tensors((1, 2, 7, 5, 3)))
     assert torch.autograd.gradcheck(gaussian_kernel, (q, lm))
     assert torch.autograd.gradcheck(gaussian_gram, (lm,))
+
+
+def agree(found, expected, inputs, wide, tolerance):
+    """Values and all gradients of ``found`` (from inputs) are those of ``expected`` (from wide, in float64)."""
+    assert found.shape == expected.shape
+    assert relative_error(found, expected) < tolerance
+    weight = torch.randn_like(expected)
+    gradients = torch.autograd.grad(found, inputs, weight.to(found.dtype))
+    for gradient, exact in zip(gradients, torch.autograd.grad(expected, wide, weight), strict=True):
+        assert relative_error(gradient, exact) < tolerance
+
+
+@pytest.mark.parametrize(
+    'shape', [(1, 700, 3, 32, 45, 32), (2, 61, 2, 8, 5, 4), (3, 1, 1, 4, 1, 2)]
+)  # B, N, h, d, m, e
+@pytest.mark.parametrize('limits', [(2**20, 2**22), (64, 2**22), (64, 0)], ids=['whole', 'kept slices', 'slices'])
+def test_products_with_the_kernel_are_the_definition(shape, limits, monkeypatch):
+    monkeypatch.setattr(kernel_products, 'CPU_SLICE', limits[0])
+    monkeypatch.setattr(kernel_products, 'CPU_KEPT', limits[1])
+    batch, count, heads, width, landmarks, values = shape
+    inputs = [
+        torch.randn(batch, count, heads, width).mul_(0.3),
+        torch.randn(batch, heads, landmarks, width).mul_(0.3),
+        torch.randn(batch, heads, landmarks, values),
+    ]
+    v = torch.randn(batch, count, heads, values)
+    kernels = kernel_products.kernel_slices(*inputs[:2])
+    assert (kernels is None) == (limits[1] == 0)
+    for tensors, product, reference in (
+        (inputs, lambda q, lm, c: kernel_product(q, lm, c, torch.float32, kernels), kernel_product_reference),
+        (
+            [*inputs[:2], v],
+            lambda q, lm, v: kernel_transposed_product(q, lm, v, kernels),
+            kernel_transposed_product_reference,
+        ),
+    ):
+        single = [x.clone().requires_grad_() for x in tensors]
+        double = [x.double().requires_grad_() for x in tensors]
+        agree(product(*single), reference(*double), single, double, 1e-5)
+
+
+def test_gelu_by_the_sigmoid_is_gelu_by_the_tanh():
+    x = torch.cat((torch.linspace(-12, 12, 2001), torch.tensor([0.0, 1e-20, -1e-20, 80.0, -80.0])))
+    single, double = x.clone().requires_grad_(), x.double().requires_grad_()
+    agree(gelu_tanh(single), gelu_tanh_reference(double), [single], [double], 2e-6)
+    half = x.bfloat16()
+    assert relative_error(gelu_tanh(half), gelu_tanh_reference(half.double())) < 2**-8
+    assert torch.autograd.gradcheck(gelu_tanh, double[::100])
+
+
+@pytest.mark.parametrize('shape', [(7,), (1, 5, 7), (3, 5, 7), (2, 1, 7), (4, 3, 2, 7)], ids=str)
+def test_linear_maps_are_torchs(shape):
+    inputs = [torch.randn(shape), torch.randn(6, 7), torch.randn(6)]
+    for bias in (True, False):
+        single = [x.clone().requires_grad_() for x in inputs[: 2 + bias]]
+        double = [x.double().requires_grad_() for x in inputs[: 2 + bias]]
+        agree(linear(*single), torch.nn.functional.linear(*double), single, double, 1e-5)
+    strided = torch.randn(5, 7, 3).transpose(1, 2)
+    assert relative_error(linear(strided, inputs[1]), strided.double() @ inputs[1].double().t()) < 1e-5
+    assert linear(inputs[0].bfloat16(), inputs[1].bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize('batch', [1, 2])
+def test_linear_maps_by_head(batch):
+    inputs = [torch.randn(batch, 9, 3, 4), torch.randn(batch, 3, 5, 4), torch.randn(batch, 3, 5)]
+    single, double = [x.clone().requires_grad_() for x in inputs], [x.double().requires_grad_() for x in inputs]
+    expected = torch.einsum('bnhd,bhkd->bnhk', *double[:2]) + double[2][:, None]
+    agree(linear_by_head(*single), expected, single, double, 1e-5)
 
 
 def spd(values):

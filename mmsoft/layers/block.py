@@ -3,35 +3,47 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
+from mmsoft.ops import gelu_tanh
 from mmsoft.ops.checks import is_compiling
 
-# On a CPU the MLP runs over slices of this many hidden values (8 MiB in float32), which stay in
-# its cache: faster on large maps, and without gradients the hidden map never exists whole.
+from .linear import Linear
+
+# On a CPU what follows the attention runs over slices of this many hidden values (8 MiB in float32), which stay
+# in its cache: faster on large maps, and the hidden map never exists whole.
 HIDDEN_SLICE = 2**21
 
 
 class Mlp(nn.Module):
-    """Linear, GELU (exact, or its tanh approximation), linear."""
+    """Linear, GELU (exact, or its tanh approximation), linear; in training backward computes the hidden map again."""
 
     def __init__(self, dim: int, hidden: int, approximate: str = 'none') -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
+        self.fc1 = Linear(dim, hidden)
+        self.fc2 = Linear(hidden, dim)
         self.approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, C) -> the same shape."""
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting() or is_compiling():
             return self._run(x)
-        rows = max(HIDDEN_SLICE // self.fc1.out_features, 1)
-        if is_compiling() or x.device.type != 'cpu' or x.shape[0] * x.shape[1] <= rows:
-            return self._run(x)
-        return torch.cat([self._run(part) for part in x.flatten(0, -2).split(rows)]).view(x.shape)
+        parts = x.flatten(0, -2).split(self.slice_length(x))
+        if torch.is_grad_enabled() and x.requires_grad:
+            parts = [checkpoint(self._run, part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        else:
+            parts = [self._run(part) for part in parts]
+        return torch.cat(parts).view(x.shape) if len(parts) > 1 else parts[0].view(x.shape)
+
+    def slice_length(self, x: Tensor) -> int:
+        """How many tokens of x (B, N, C) to take at a time."""
+        count = max(x.shape[0] * x.shape[1], 1)
+        return min(max(HIDDEN_SLICE // self.fc1.out_features, 1), count) if x.device.type == 'cpu' else count
 
     def _run(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate=self.approximate))
+        hidden = self.fc1(x)
+        return self.fc2(gelu_tanh(hidden) if self.approximate == 'tanh' else F.gelu(hidden))
 
     def extra_repr(self) -> str:
         return f'gelu={self.approximate}'
@@ -50,7 +62,19 @@ class PostNormBlock(nn.Module):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
-        x = self.norm1(x + self.drop_path(self.attn(x, grid)))
+        y = self.attn(x, grid)
+        if torch.jit.is_scripting() or is_compiling() or torch.is_grad_enabled() or self.training:
+            return self._add(x, y)
+        out = y if y.dtype == x.dtype else torch.empty_like(x)
+        length = self.mlp.slice_length(x)
+        parts = zip(*(t.flatten(0, 1).split(length) for t in (x, y, out)))  # noqa: B905 - torch 2.1 cannot trace strict
+        for x_part, y_part, out_part in parts:
+            out_part.copy_(self._add(x_part, y_part))
+        return out
+
+    def _add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Both residuals, with y the attention's output."""
+        x = self.norm1(x + self.drop_path(y))
         return self.norm2(x + self.drop_path(self.mlp(x)))
 
 

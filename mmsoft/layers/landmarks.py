@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import landmark_grid, scattered_indices, to_landmark_windows
+from mmsoft.ops import landmark_grid, scattered_indices, to_landmark_windows, to_map
 from mmsoft.ops.checks import choose, whole
 
 SAMPLINGS = ('conv', 'avg_pool', 'random', 'first')
@@ -39,7 +39,7 @@ class Landmarks(nn.Module):
         if self.sampling in ('random', 'first'):
             picked = self._pick(q, grid)  # (B, m, h * d)
             return picked.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
-        windows = to_landmark_windows(q.transpose(1, 2).unflatten(2, grid), self.ratio, self.num_landmarks)
+        windows = to_landmark_windows(to_map(q, grid), self.ratio, self.num_landmarks)
         windows = windows.reshape(batch * heads, self.head_dim, windows.shape[-2], windows.shape[-1])
         if self.sampling == 'avg_pool':
             pooled = F.avg_pool2d(windows, self.ratio).flatten(2).transpose(1, 2)

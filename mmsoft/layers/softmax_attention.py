@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import bounded_grid
+from mmsoft.ops import bounded_grid, to_map, to_tokens
+
+from .linear import Linear
 
 
 class SoftmaxAttention(nn.Module):
@@ -21,9 +23,9 @@ class SoftmaxAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int, max_keys: int | None = None) -> None:
         super().__init__()
         self.num_heads, self.max_keys = num_heads, max_keys
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
-        self.proj = nn.Linear(dim, dim)
+        self.q = Linear(dim, dim)
+        self.kv = Linear(dim, 2 * dim)
+        self.proj = Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W) -> the same shape."""
@@ -49,8 +51,8 @@ class SoftmaxAttention(nn.Module):
             return x, None
         leading, tokens = x[:, : x.shape[1] - count], x[:, x.shape[1] - count :]
         small = bounded_grid(grid[0], grid[1], max(self.max_keys // 2, 1))
-        pooled = F.adaptive_avg_pool2d(tokens.transpose(1, 2).unflatten(2, grid), small)
-        pooled = pooled.flatten(2).transpose(1, 2)
+        pooled = F.adaptive_avg_pool2d(to_map(tokens, grid), small)
+        pooled = to_tokens(pooled)
         if not leading.shape[1]:
             return pooled, None  # all keys count alike: the softmax does not see a common factor
         log_weight = x.new_zeros(1, leading.shape[1] + pooled.shape[1])

@@ -24,6 +24,7 @@ from mmsoft.layers import (
     embedded_size,
     stem,
 )
+from mmsoft.ops import to_map, to_tokens
 from mmsoft.ops.checks import check, choose, whole
 from mmsoft.ops.newton import BACKWARDS
 
@@ -57,7 +58,7 @@ class Stage(nn.Module):
         """x (B, C', H', W') -> (B, C, H, W); with ``leading`` tokens (B, T, C), all tokens (B, T + H * W, C)."""
         x = self.position(self.embed(x))
         grid = (x.shape[2], x.shape[3])
-        tokens = x.flatten(2).transpose(1, 2)
+        tokens = to_tokens(x)
         if leading is not None:
             tokens = torch.cat((leading, tokens), 1)
         for block in self.blocks:
@@ -65,7 +66,7 @@ class Stage(nn.Module):
                 tokens = checkpoint(block, tokens, grid, use_reentrant=False)
             else:
                 tokens = block(tokens, grid)
-        return tokens.transpose(1, 2).unflatten(2, grid) if leading is None else tokens
+        return to_map(tokens, grid) if leading is None else tokens
 
 
 class SOFT(Backbone):

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .checks import check, compute_dtype, no_autocast, saturating_cast
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
+from .kernel_products import kernel_product, kernel_slices, kernel_transposed_product
 from .newton import guarded_scale, guarded_scale_reference, matrix_scale, newton_inverse, newton_oracle
 
 RIDGE = 0.01  # SOFT inverts A + 0.01 I
@@ -41,8 +42,17 @@ def softmax_free_attention(
     Gives (B, h, N, e) in v's dtype, computed in float32 or better whatever the autocast dtype; values
     that float16 cannot hold saturate.
     """
-    if torch.jit.is_scripting():  # TorchScript knows no such contexts
-        return _attend(q, landmarks, v, normalize, iterations, backward)
+    dtype = compute_dtype([q, landmarks, v])
+    if not normalize and q.device.type == 'cpu':
+        # Without normalisation large terms cancel: rounding in float32, which differs from batch to batch,
+        # would show in the fifth digit. A CPU has float64 at half the speed; a GPU would pay far more.
+        dtype = torch.float64
+    landmarks = landmarks.to(dtype)
+    if torch.jit.is_scripting():  # it knows no autograd functions and no contexts: K exists whole
+        kernel = gaussian_kernel(q.to(dtype), landmarks)
+        context = torch.matmul(kernel.transpose(-1, -2), v.to(dtype))
+        context = _apply_inverse(landmarks, context, normalize, iterations, backward)
+        return saturating_cast(torch.matmul(kernel, context), v.dtype)
     check(
         q.dim() == landmarks.dim() == v.dim() == 4
         and q.shape[:2] == landmarks.shape[:2] == v.shape[:2]
@@ -53,35 +63,25 @@ def softmax_free_attention(
         landmarks=landmarks,
         v=v,
     )
-    with no_autocast(q):
-        return _attend(q, landmarks, v, normalize, iterations, backward)
-
-
-def _attend(
-    q: Tensor,
-    landmarks: Tensor,
-    v: Tensor,
-    normalize: bool,
-    iterations: int,
-    backward: str,
-    ridge: float = RIDGE,
-) -> Tensor:
-    dtype = compute_dtype([q, landmarks, v])
-    if not normalize and q.device.type == 'cpu':
-        # Without normalisation large terms cancel: rounding in float32, which differs from batch to batch,
-        # would show in the fifth digit. A CPU has float64 at half the speed; a GPU would pay far more.
-        dtype = torch.float64
-    p = gaussian_kernel(q.to(dtype), landmarks.to(dtype))  # (B, h, N, m)
-    a = gaussian_gram(landmarks.to(dtype))  # (B, h, m, m)
+    q = q.transpose(1, 2)  # tokens before heads, as they lie in memory
     # P' v first: associated this way no N x m x m product arises
-    context = torch.matmul(p.transpose(-1, -2), v.to(dtype))  # (B, h, m, e)
+    kernels = kernel_slices(q, landmarks)
+    context = kernel_transposed_product(q, landmarks, v.transpose(1, 2), kernels)  # (B, h, m, e)
+    with no_autocast(q):
+        context = _apply_inverse(landmarks, context, normalize, iterations, backward)
+    return kernel_product(q, landmarks, context, v.dtype, kernels).transpose(1, 2)
+
+
+def _apply_inverse(
+    landmarks: Tensor, context: Tensor, normalize: bool, iterations: int, backward: str, ridge: float = RIDGE
+) -> Tensor:
+    """A^+ times context (B, h, m, e), or D^(-1/2) A^+ D^(-1/2) times it, for A = k(landmarks, landmarks)."""
+    a = gaussian_gram(landmarks)  # (B, h, m, m)
     alpha = guarded_scale(a) if normalize else matrix_scale(a)
     if backward == 'closed':
         alpha = alpha.detach()  # a constant to the closed gradient
     if normalize:
         root = a.sum(-1, keepdim=True).rsqrt()  # D^(-1/2) as (B, h, m, 1)
-        context = root * torch.matmul(newton_inverse(a, alpha, iterations, backward), root * context)
-    else:
-        ridged = a + ridge * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-        context = torch.matmul(newton_inverse(ridged, alpha, iterations, backward), context)
-    return saturating_cast(torch.matmul(p, context), v.dtype)
+        return root * torch.matmul(newton_inverse(a, alpha, iterations, backward), root * context)
+    ridged = a + ridge * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    return torch.matmul(newton_inverse(ridged, alpha, iterations, backward), context)

@@ -16,39 +16,14 @@ def gaussian_kernel_reference(x: Tensor, y: Tensor) -> Tensor:
     return torch.exp(-difference.square().sum(-1) / 2)
 
 
-class _GaussianKernel(torch.autograd.Function):
-    """One (N, m) matrix is made, turned into the kernel in place, and is all that backward keeps."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, y: Tensor) -> Tensor:
-        # -|x - y|^2 / 2 = x.y - |x|^2 / 2 - |y|^2 / 2, at most 0 but for rounding
-        half_x = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(0.5)
-        half_y = torch.linalg.vector_norm(y, dim=-1).square_().mul_(0.5)
-        kernel = torch.matmul(x, y.transpose(-1, -2))
-        kernel.sub_(half_x).sub_(half_y.unsqueeze(-2)).clamp_(LEAST_EXPONENT, 0).exp_()
-        ctx.save_for_backward(x, y, kernel)
-        return kernel
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
-        # dk/dx = k (y - x), dk/dy = k (x - y)
-        x, y, kernel = ctx.saved_tensors
-        with no_autocast(grad):
-            grad = grad * kernel
-            grad_x = torch.matmul(grad, y) - grad.sum(-1, keepdim=True) * x
-            grad_y = torch.matmul(grad.transpose(-1, -2), x) - grad.sum(-2).unsqueeze(-1) * y
-        return grad_x, grad_y
-
-
 def gaussian_kernel(x: Tensor, y: Tensor) -> Tensor:
     """Kernel matrix between x (..., N, d) and y (..., m, d): (..., N, m), at least float32.
 
     Exponents are formed in float32 under any autocast dtype: in half precision a squared distance
     of 10 would be off by several per cent once it is exponentiated.
     """
-    if torch.jit.is_scripting():  # knows no autograd functions and no contexts
-        half_x, half_y = x.square().sum(-1, keepdim=True) / 2, y.square().sum(-1) / 2
-        return _bounded_exp(torch.matmul(x, y.transpose(-1, -2)) - half_x - half_y.unsqueeze(-2))
+    if torch.jit.is_scripting():  # knows no contexts
+        return _kernel(x, y)
     check(
         x.dim() >= 2 and x.dim() == y.dim() and x.shape[-1] == y.shape[-1],
         'gaussian_kernel takes x (..., N, d) and y (..., m, d) of one width d',
@@ -57,7 +32,13 @@ def gaussian_kernel(x: Tensor, y: Tensor) -> Tensor:
     )
     dtype = compute_dtype([x, y])
     with no_autocast(x):
-        return _GaussianKernel.apply(x.to(dtype), y.to(dtype))
+        return _kernel(x.to(dtype), y.to(dtype))
+
+
+def _kernel(x: Tensor, y: Tensor) -> Tensor:
+    # -|x - y|^2 / 2 = x.y - |x|^2 / 2 - |y|^2 / 2, at most 0 but for rounding
+    half_x, half_y = x.square().sum(-1, keepdim=True) / 2, y.square().sum(-1) / 2
+    return _bounded_exp(torch.matmul(x, y.transpose(-1, -2)) - half_x - half_y.unsqueeze(-2))
 
 
 def gaussian_gram(x: Tensor) -> Tensor:

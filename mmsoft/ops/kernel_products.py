@@ -1,0 +1,146 @@
+"""Products with the kernel matrix K = k(q, landmarks), N x m, of which no more than a slice exists at a time.
+
+Backward keeps the queries and computes K again, so training memory does not grow with N m either.
+"""
+
+import torch
+from torch import Tensor
+
+from .checks import is_compiling, no_autocast, saturating_cast
+from .gaussian import LEAST_EXPONENT, gaussian_kernel_reference
+from .linear import linear_by_head
+
+# Entries of K in a slice: 4 MiB in float32, which stay in a CPU's cache; 256 MiB elsewhere.
+CPU_SLICE, SLICE = 2**20, 2**26
+# A K of so many entries is kept between two products of one forward pass.
+CPU_KEPT = 2**22
+
+
+def kernel_product_reference(q: Tensor, landmarks: Tensor, c: Tensor) -> Tensor:
+    """Slow reference of :func:`kernel_product`: ``K c`` by the definition of the kernel."""
+    k = gaussian_kernel_reference(q.transpose(1, 2), landmarks)
+    return (k @ c).transpose(1, 2)
+
+
+def kernel_transposed_product_reference(q: Tensor, landmarks: Tensor, v: Tensor) -> Tensor:
+    """Slow reference of :func:`kernel_transposed_product`: ``K' v`` by the definition of the kernel."""
+    k = gaussian_kernel_reference(q.transpose(1, 2), landmarks)
+    return k.transpose(-1, -2) @ v.transpose(1, 2)
+
+
+def kernel_slices(q: Tensor, landmarks: Tensor) -> list[Tensor] | None:
+    """K between q (B, N, h, d) and landmarks (B, h, m, d) for the two products to share, or None if it is large."""
+    slices = _slices(q, landmarks)
+    cpu = q.device.type == 'cpu' and not is_compiling()
+    if (_entries(q, landmarks) > CPU_KEPT) if cpu else len(slices) > 1:
+        return None
+    with torch.no_grad(), no_autocast(q):
+        return [_kernel(q[at].to(landmarks.dtype), landmarks[at[0]]) for at in slices]
+
+
+def kernel_product(
+    q: Tensor, landmarks: Tensor, c: Tensor, dtype: torch.dtype, kernels: list[Tensor] | None = None
+) -> Tensor:
+    """``K c``: q (B, N, h, d), landmarks (B, h, m, d), c (B, h, m, e) -> (B, N, h, e) in ``dtype``.
+
+    Computed in the dtype of landmarks and c; ``kernels`` are those of :func:`kernel_slices`.
+    """
+    with no_autocast(q):
+        return _KernelProduct.apply(q, landmarks, c, dtype, kernels)
+
+
+def kernel_transposed_product(q: Tensor, landmarks: Tensor, v: Tensor, kernels: list[Tensor] | None = None) -> Tensor:
+    """``K' v``: q (B, N, h, d), landmarks (B, h, m, d), v (B, N, h, e) -> (B, h, m, e) in the landmarks' dtype."""
+    with no_autocast(q):
+        return _KernelTransposedProduct.apply(q, landmarks, v, kernels)
+
+
+class _KernelProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, landmarks: Tensor, c: Tensor, dtype: torch.dtype, kernels: list | None) -> Tensor:
+        ctx.save_for_backward(q, landmarks, c)
+        y = torch.empty(q.shape[:3] + c.shape[3:], dtype=dtype, device=q.device)
+        for i, at in enumerate(_slices(q, landmarks)):
+            kernel = kernels[i] if kernels else _kernel(q[at].to(c.dtype), landmarks[at[0]])
+            y[at] = saturating_cast(linear_by_head(kernel, c[at[0]].transpose(-1, -2)), dtype)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, landmarks, c = ctx.saved_tensors
+        grad_q, grad_landmarks, grad_c = torch.empty_like(q), torch.zeros_like(landmarks), torch.zeros_like(c)
+        with no_autocast(grad):
+            for at in _slices(q, landmarks):
+                image = at[0]
+                q_part, grad_part = q[at].to(c.dtype), grad[at].to(c.dtype)
+                kernel = _kernel(q_part, landmarks[image])
+                grad_c[image] += _contract(kernel, grad_part)
+                exponent = linear_by_head(grad_part, c[image]).mul_(kernel)
+                grad_q[at] = _exponent_to_q(exponent, q_part, landmarks[image])
+                grad_landmarks[image] += _exponent_to_landmarks(exponent, q_part, landmarks[image])
+        return grad_q, grad_landmarks, grad_c, None, None
+
+
+class _KernelTransposedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, landmarks: Tensor, v: Tensor, kernels: list | None) -> Tensor:
+        ctx.save_for_backward(q, landmarks, v)
+        y = landmarks.new_zeros(landmarks.shape[:3] + v.shape[3:])
+        for i, at in enumerate(_slices(q, landmarks)):
+            kernel = kernels[i] if kernels else _kernel(q[at].to(y.dtype), landmarks[at[0]])
+            y[at[0]] += _contract(kernel, v[at].to(y.dtype))
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, landmarks, v = ctx.saved_tensors
+        grad_q, grad_landmarks, grad_v = torch.empty_like(q), torch.zeros_like(landmarks), torch.empty_like(v)
+        with no_autocast(grad):
+            for at in _slices(q, landmarks):
+                image = at[0]
+                q_part = q[at].to(grad.dtype)
+                kernel = _kernel(q_part, landmarks[image])
+                grad_v[at] = linear_by_head(kernel, grad[image].transpose(-1, -2)).to(v.dtype)
+                exponent = linear_by_head(v[at].to(grad.dtype), grad[image]).mul_(kernel)
+                grad_q[at] = _exponent_to_q(exponent, q_part, landmarks[image])
+                grad_landmarks[image] += _exponent_to_landmarks(exponent, q_part, landmarks[image])
+        return grad_q, grad_landmarks, grad_v, None
+
+
+def _entries(q: Tensor, landmarks: Tensor) -> int:
+    return q.shape[0] * q.shape[1] * q.shape[2] * landmarks.shape[2]
+
+
+def _slices(q: Tensor, landmarks: Tensor) -> list[tuple[slice, slice]]:
+    """Images and tokens to take at a time: on CPUs one image and what stays in cache, else all images."""
+    batch, count, heads = q.shape[:3]
+    images, entries = [slice(None)], SLICE // max(batch, 1)
+    if is_compiling():
+        return [(slice(None), slice(None))]
+    if q.device.type == 'cpu':
+        images, entries = [slice(i, i + 1) for i in range(batch)], CPU_SLICE
+    length = max(entries // (heads * landmarks.shape[2]), 1)
+    return [(image, slice(i, i + length)) for image in images for i in range(0, count, length)]
+
+
+def _kernel(q: Tensor, landmarks: Tensor) -> Tensor:
+    """q (b, n, h, d), landmarks (b, h, m, d) -> K (b, n, h, m)."""
+    # -|q - l|^2 / 2 = q.l - |l|^2 / 2 - |q|^2 / 2, at most 0 but for rounding
+    exponent = linear_by_head(q, landmarks, landmarks.square().sum(-1).div_(-2))
+    exponent.sub_(q.square().sum(-1, keepdim=True).div_(2))
+    return exponent.clamp_(LEAST_EXPONENT, 0).exp_()
+
+
+def _contract(x: Tensor, y: Tensor) -> Tensor:
+    """Sum over tokens of x (b, n, h, k) and y (b, n, h, e): (b, h, k, e)."""
+    return torch.matmul(x.permute(0, 2, 3, 1), y.transpose(1, 2))
+
+
+def _exponent_to_q(grad: Tensor, q: Tensor, landmarks: Tensor) -> Tensor:
+    """Gradient of -|q - l|^2 / 2, grad (b, n, h, m), with respect to q: sum over m of grad (l - q)."""
+    return linear_by_head(grad, landmarks.transpose(-1, -2)).sub_(grad.sum(-1, keepdim=True) * q)
+
+
+def _exponent_to_landmarks(grad: Tensor, q: Tensor, landmarks: Tensor) -> Tensor:
+    """The same with respect to landmarks: sum over n of grad (q - l)."""
+    return _contract(grad, q).sub_(grad.sum(1).unsqueeze(-1) * landmarks)
