@@ -46,9 +46,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """The options, which do not contradict each other; a choice of one's own that was not made is not in it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        '--suite', choices=SUITES, help='a named set of cases; by default figures, which the README has'
-    )
+    parser.add_argument('--suite', choices=SUITES, help='a named set of cases; by default figures, as in the README')
     parser.add_argument(
         '--peer', nargs='+', default=PEERS, metavar='NAME', help='backbones or attentions that others are compared with'
     )
@@ -64,7 +62,7 @@ def parse() -> argparse.Namespace:
         type=int,
         default=4096,
         metavar='N',
-        help="side of matrices whose product is the machine's peak; 0: none",
+        help="side of matrices whose product is the machine's peak; or 0",
     )
     parser.add_argument('--out', type=Path, metavar='DIR', help='write NAME.json, NAME.csv and plots there')
     parser.add_argument('--name', help="of the files; by default the suite's, or selection")
@@ -93,7 +91,7 @@ def _add_own_choice(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         '--sizes',
         nargs='+',
-        help="a side or HEIGHTxWIDTH, by default 800x1344; an attention's grid of tokens",
+        help='a side or HEIGHTxWIDTH (800x1344); of an attention, its grid of tokens',
         **options,
     )
     own.add_argument('--tasks', nargs='+', choices=('forward', 'train'), **options)

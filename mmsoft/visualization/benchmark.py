@@ -11,6 +11,7 @@ FORMATS = ('png', 'svg')
 QUANTITIES = dict(seconds=('time', 'seconds'), peak_mib=('memory', 'peak memory added, MiB'))
 MARKERS = 'osD^vP*X'
 BAR = 0.32  # inches
+LONGEST = 3.0  # of a bar of a ratio
 Row = dict[str, Any]
 
 
@@ -28,7 +29,7 @@ def plot_report(report: dict[str, Any], folder: str | Path) -> list[Path]:
     for quantity, (what, _) in QUANTITIES.items():
         bars = [(f'{row["label"]} / {row["to"]}', row['group'], row[quantity]) for row in report['ratios']]
         bars = [bar for bar in bars if bar[2] is not None]
-        title = f'{what} ratio: left of the line is less'
+        title = f'{what} ratio: below 1 is less' + f' (bars end at {LONGEST:g})' * any(bar[2] > LONGEST for bar in bars)
         written += _bars(bars, title, 1.0, '{:.2f}', folder, f'{report["name"]}_ratio_{what}')
     bars = [(row['label'], row['group'], row['gemm_share']) for row in report['cases'] if row['gemm_share']]
     title = 'share of the GEMM peak measured in the same run'
@@ -45,13 +46,20 @@ def _lines(rows: Iterable[Row], quantity: str) -> dict[str, dict[int, float]]:
 
 
 def _against_tokens(lines: dict[str, dict[int, float]], fits: dict[str, float | None], title: str) -> Callable:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     def draw(axes: 'Axes') -> None:
         for number, (label, points) in enumerate(lines.items()):
             slope = fits.get(label)
             legend = label if slope is None else f'{label}: slope {slope:.2f}'
             marker = MARKERS[number % len(MARKERS)]
             axes.plot(list(points), list(points.values()), marker=marker, markersize=5, label=legend)
-        axes.set(xscale='log', yscale='log', xlabel='tokens (of an image: at stride 4)', title=title)
+        axes.set(xscale='log', yscale='log')
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(StrMethodFormatter('{x:,g}'))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set(xlabel='tokens (of an image: at stride 4)', title=title)
         axes.grid(alpha=0.3, which='both')
         axes.legend(fontsize=8)
 
@@ -69,7 +77,9 @@ def _bars(
         groups = list(dict.fromkeys(group for _, group, _ in bars))
         for group_number, group in enumerate(groups):
             places = [place for place, bar in enumerate(bars) if bar[1] == group]
-            drawn = axes.barh(places, [bars[i][2] for i in places], label=group, color=f'C{group_number % 10}')
+            drawn = axes.barh(
+                places, [min(bars[i][2], LONGEST) for i in places], label=group, color=f'C{group_number % 10}'
+            )
             axes.bar_label(drawn, [form.format(bars[i][2]) for i in places], padding=3, fontsize=8)
         if line is not None:
             axes.axvline(line, color='black', linewidth=1)
