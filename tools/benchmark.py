@@ -1,6 +1,7 @@
 """Measure time and peak memory of backbones, whole models or attentions, side by side in one run."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ OWN_CHOICE = dict(
 
 def main() -> None:
     args = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way what was measured is written
     if args.models:
         choice = {key: getattr(args, key, default) for key, default in OWN_CHOICE.items()}
         choice['sizes'] = sizes_of(choice['sizes'])

@@ -77,10 +77,10 @@ def _bars(
         groups = list(dict.fromkeys(group for _, group, _ in bars))
         for group_number, group in enumerate(groups):
             places = [place for place, bar in enumerate(bars) if bar[1] == group]
-            drawn = axes.barh(
-                places, [min(bars[i][2], LONGEST) for i in places], label=group, color=f'C{group_number % 10}'
-            )
-            axes.bar_label(drawn, [form.format(bars[i][2]) for i in places], padding=3, fontsize=8)
+            values = [bars[place][2] for place in places]
+            lengths = [min(value, LONGEST) for value in values]
+            drawn = axes.barh(places, lengths, label=group, color=f'C{group_number % 10}')
+            axes.bar_label(drawn, [form.format(value) for value in values], padding=3, fontsize=8)
         if line is not None:
             axes.axvline(line, color='black', linewidth=1)
         axes.set_yticks(range(len(bars)), [label for label, _, _ in bars], fontsize=8)

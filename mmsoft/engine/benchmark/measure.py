@@ -100,7 +100,8 @@ def measure_group(group: Group, options: Options, records: list[Record], say: Ca
     records += mine
     workers = []
     try:
-        workers += [Worker(record, options) for record in mine]
+        for record in mine:
+            workers.append(Worker(record, options))
         for worker in workers:
             worker.record.parameters = worker.ask('build')
         for worker in workers:
@@ -152,18 +153,19 @@ def _serve(pipe: Connection, case: Case, threads: int, memory: bool) -> None:
     warnings.filterwarnings('error', message='.*autocast.*not supported')  # it would run in fp32
     torch.set_num_threads(threads)
     runs = _Runs(case, memory)
-    while True:
-        try:
-            request = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer = getattr(runs, request)(), None
-        except Exception as error:
-            text = str(error).strip() or 'no message'
-            own = isinstance(error, (ValueError, MemoryError))
-            answer = None, text.splitlines()[0] if own else f'{type(error).__name__}: {text.splitlines()[0]}'
-        pipe.send(answer)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            pipe.send(_answer(runs, pipe.recv()))
+
+
+def _answer(runs: '_Runs', request: str) -> tuple[Any, str | None]:
+    """The result, and in one line what failed."""
+    try:
+        return getattr(runs, request)(), None
+    except Exception as error:
+        text = (str(error).strip() or 'no message').splitlines()[0]
+        own = isinstance(error, (ValueError, MemoryError))
+        return None, text if own else f'{type(error).__name__}: {text}'
 
 
 class _Runs:

@@ -1,5 +1,6 @@
 """Named sets of groups, and groups of one's own choice."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from .cases import GEMM, OURS, WHOLE, Case
@@ -135,8 +136,8 @@ def sizes_of(texts: Iterable[str]) -> list[tuple[int, int]]:
     """``224`` or ``800x1344``, height first."""
     found = []
     for text in texts:
-        height, _, width = text.partition('x')
-        if not height.isdigit() or not (width or height).isdigit():
+        if not re.fullmatch(r'\d+(x\d+)?', text):
             raise ValueError(f'--sizes takes a side or HEIGHTxWIDTH, as in 224 800x1344; got {text!r}')
+        height, _, width = text.partition('x')
         found.append((int(height), int(width or height)))
     return found
