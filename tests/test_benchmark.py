@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def test_a_failing_case_is_told_and_the_others_go_on():
     ours = Case('attention:soft_pp', (8, 8))
     enormous = ours._replace(model='attention:softmax', size=(2**12, 2**12))
     measure_group(Group('some', (enormous, ours)), ONCE, records, quiet)
-    assert re.fullmatch(r'skipped: softmax scores of 16777216 tokens need .* GiB are available', records[0].failure)
+    assert re.fullmatch(r'skipped: softmax scores of 16777216 tokens need .* GiB available', records[0].failure)
     assert records[1].failure is None
     assert len(records[1].seconds) == 1
     report = make_report('some', records, ('softmax',), ONCE)
@@ -118,11 +119,14 @@ def test_an_interrupted_run_writes_what_it_has(tmp_path):
 
 @pytest.mark.parametrize('name', BACKBONES)
 def test_every_backbone_builds_and_is_counted_without_computing(name):
-    check_case(Case(name, (64, 96)))
-    small = _Runs(Case(name, (64, 96)), memory=False).count()
-    assert 1.4 < _Runs(Case(name, (64, 192)), memory=False).count() / small < 2.6
+    case = Case(name, (64, 96))
+    work = build(case, 'meta')
+    small, large = (
+        count_call(lambda size=size: _step(case, work, work.inputs(size))) for size in (case.size, (64, 192))
+    )
+    assert 1.4 < large / small < 2.6
     if name in ('soft_pp_tiny', 'swin_tiny', 'resnet50', 'convnext_tiny', 'pvtv2_b2_li'):
-        training = _Runs(Case(name, (64, 96), 'train'), memory=False).count()
+        training = _Runs(case._replace(task='train'), memory=False).count()
         assert 2.8 < training / small < 3.1  # but for a few products, two gradients for each
 
 
@@ -140,10 +144,10 @@ def test_gradients_of_grouped_convolutions_are_counted_as_they_cost():
     'model', ['retinanet:soft_pp_tiny', 'mask_rcnn:convnext_tiny', 'upernet:swin_tiny', 'retinanet:resnet50']
 )
 def test_whole_models_run(model, task):
-    case = Case(model, (96, 128), task, batch=2)
+    case = Case(model, (96, 128), task, batch=2 if 'upernet' in model else 1)  # its BatchNorm needs two
     work = build(case)
     inputs = work.inputs(case.size)
-    assert inputs['inputs'].shape == (2, 3, 96, 128)
+    assert inputs['inputs'].shape == (case.batch, 3, 96, 128)
     if task == 'train':
         loss = work.call(inputs)
         loss.backward()
@@ -211,13 +215,14 @@ def test_exponents_of_power_laws(tmp_path):
         (['--models', 'swin_tiny', '--published-landmarks'], 'are for our backbones, of which --models has none'),
         (
             ['--models', 'soft_tiny', '--sizes', '22x'],
-            "--sizes takes a side or HEIGHTxWIDTH, as in 224 800x1344; got '22x'",
+            "a side or HEIGHTxWIDTH, as in 224 800x1344; got '22x'",
         ),
         (['--rounds', '0'], 'error: --rounds must be 1 or more; got 0'),
     ],
 )
-def test_what_cannot_be_measured_is_said_at_once(arguments, message):
-    run = subprocess.run([*TOOL, *arguments], capture_output=True, text=True)
-    assert run.returncode == 1
-    assert message in run.stderr
-    assert 'Traceback' not in run.stderr
+def test_what_cannot_be_measured_is_said_at_once(arguments, message, monkeypatch):
+    monkeypatch.setattr(signal, 'signal', lambda *_: None)
+    monkeypatch.setattr(sys, 'argv', [TOOL[1], *arguments])
+    with pytest.raises(SystemExit) as told:
+        runpy.run_path(TOOL[1], run_name='__main__')
+    assert message in str(told.value)
