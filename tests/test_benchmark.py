@@ -217,6 +217,8 @@ def test_exponents_of_power_laws(tmp_path):
             ['--models', 'soft_tiny', '--sizes', '22x'],
             "a side or HEIGHTxWIDTH, as in 224 800x1344; got '22x'",
         ),
+        (['--models', 'soft_tiny', '--peer', 'swin_tiny'], '--peer swin_tiny is not measured; choose from soft_tiny'),
+        (['--no-memory', '--memory-samples', '3'], '--memory-samples has nothing to do with --no-memory'),
         (['--rounds', '0'], 'error: --rounds must be 1 or more; got 0'),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 from mmsoft.engine.benchmark import PEERS, SUITES, Options, markdown, run_benchmark, selection, sizes_of, with_gemm
 from mmsoft.engine.cli import run_tool
 
+MEMORY_SAMPLES = 3
 # What goes with --models, and what it is by default.
 OWN_CHOICE = dict(
     sizes=['800x1344'],
@@ -32,11 +33,15 @@ def main() -> None:
     else:
         name = args.suite or 'figures'
         groups = SUITES[name]()
+    known = dict.fromkeys(case.part for group in groups for case in group.cases)
+    for peer in args.peer or ():
+        if peer not in known:
+            raise SystemExit(f'error: --peer {peer} is not measured; choose from {", ".join(known)}')
     report = run_benchmark(
         args.name or name,
         [with_gemm(group, args.gemm, args.device) for group in groups],
-        Options(args.rounds, args.threads, not args.no_memory, args.memory_samples),
-        args.peer,
+        Options(args.rounds, args.threads, not args.no_memory, args.memory_samples or MEMORY_SAMPLES),
+        args.peer or PEERS,
         lambda text: print(text, file=sys.stderr, flush=True),
         args.out,
     )
@@ -50,14 +55,17 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--suite', choices=SUITES, help='a named set of cases; by default figures, as in the README')
     parser.add_argument(
-        '--peer', nargs='+', default=PEERS, metavar='NAME', help='backbones or attentions that others are compared with'
+        '--peer', nargs='+', metavar='NAME', help='backbones or attentions that others are compared with'
     )
     parser.add_argument('--device', default='cpu', choices=('cpu', 'cuda'))
     parser.add_argument('--rounds', type=int, default=9, help='at most; slow groups of a suite have fewer')
     parser.add_argument('--threads', type=int, default=torch.get_num_threads())
     parser.add_argument('--no-memory', action='store_true')
     parser.add_argument(
-        '--memory-samples', type=int, default=3, help='processes whose median is the peak memory of a forward pass'
+        '--memory-samples',
+        type=int,
+        metavar='N',
+        help=f'processes whose median is the peak memory of a forward pass, by default {MEMORY_SAMPLES}',
     )
     parser.add_argument(
         '--gemm',
@@ -75,8 +83,10 @@ def parse() -> argparse.Namespace:
         raise SystemExit('error: --suite fixes its cases: leave out --models, or --suite')
     if given and not args.models:
         raise SystemExit(f'error: a suite fixes its {", ".join(given)}: give --models to choose your own')
+    if args.no_memory and args.memory_samples is not None:
+        raise SystemExit('error: --memory-samples has nothing to do with --no-memory: leave one out')
     for option in ('rounds', 'threads', 'memory_samples'):
-        if getattr(args, option) < 1:
+        if getattr(args, option) is not None and getattr(args, option) < 1:
             raise SystemExit(f'error: --{option.replace("_", "-")} must be 1 or more; got {getattr(args, option)}')
     return args
 
