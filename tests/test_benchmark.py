@@ -126,7 +126,7 @@ def test_every_backbone_builds_and_is_counted_without_computing(name):
     )
     assert 1.4 < large / small < 2.6
     if name in ('soft_pp_tiny', 'swin_tiny', 'resnet50', 'convnext_tiny', 'pvtv2_b2_li'):
-        training = _Runs(case._replace(task='train'), memory=False).count()
+        training = _Runs(case._replace(task='train')).count()
         assert 2.8 < training / small < 3.1  # but for a few products, two gradients for each
 
 
@@ -168,7 +168,7 @@ def test_attentions_by_name():
     for name in ATTENTIONS:
         for p in (1, 2):
             case = Case(f'attention:{name}', (28, 28 * p))
-            counts[name, p] = _Runs(case, memory=False).count()
+            counts[name, p] = _Runs(case).count()
     growth = {name: counts[name, 2] / counts[name, 1] for name in ATTENTIONS}
     assert max(growth['soft'], growth['soft_pp']) < 2.05  # linear
     assert growth['softmax'] == growth['softmax_sdpa'] > 2.5

@@ -28,8 +28,12 @@ class ConvUnit(nn.Sequential):
         if self.tile is not None:
             height, width = x.shape[-2:]
             x = F.pad(x, (0, -width % self.tile, 0, -height % self.tile))
-        if not torch.jit.is_scripting() and self._folds(x):
-            return self._folded(x)
+        if not torch.jit.is_scripting():
+            if x.device.type == 'cpu' and self[0].weight.numel() > x.numel():
+                # torch would bring the weights to the layout of the map, at more than the convolution's cost
+                x = x.contiguous()
+            if self._folds(x):
+                return self._folded(x)
         for layer in self:
             x = layer(x)
         return x

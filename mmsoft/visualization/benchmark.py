@@ -19,7 +19,7 @@ def plot_report(report: dict[str, Any], folder: str | Path) -> list[Path]:
     """Write ``NAME_<what>.png`` and ``.svg`` of whatever the report has the data for."""
     written = []
     for task in dict.fromkeys(row['task'] for row in report['cases']):
-        rows = [row for row in report['cases'] if row['task'] == task and row['model'] != 'gemm']
+        rows = [row for row in report['cases'] if row['task'] == task]
         for quantity, (what, unit) in QUANTITIES.items():
             lines = _lines(rows, quantity)
             if lines:

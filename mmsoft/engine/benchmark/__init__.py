@@ -6,12 +6,23 @@ from typing import Any
 
 from mmsoft.visualization.benchmark import plot_report
 
-from .cases import check_case
+from .cases import GEMMS, check_case
 from .measure import Group, Options, Record, measure_group
 from .report import make_report, markdown, write_data
 from .suites import PEERS, SUITES, selection, sizes_of, with_gemm
 
-__all__ = ['PEERS', 'SUITES', 'Group', 'Options', 'markdown', 'run_benchmark', 'selection', 'sizes_of', 'with_gemm']
+__all__ = [
+    'GEMMS',
+    'PEERS',
+    'SUITES',
+    'Group',
+    'Options',
+    'markdown',
+    'run_benchmark',
+    'selection',
+    'sizes_of',
+    'with_gemm',
+]
 
 
 def run_benchmark(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mmsoft.models import ARCHS, SOFT
+from mmsoft.ops import linear
 from mmsoft.ops.checks import choose
 from mmsoft.versions import require
 
@@ -34,6 +35,8 @@ BACKBONES = (*OURS, *SWINS, *RESNETS, *TIMM)
 WHOLE = ('retinanet', 'mask_rcnn', 'upernet')
 ATTENTIONS = ('softmax', 'softmax_sdpa', 'soft', 'soft_pp')  # built in attention.py
 GEMM = 'gemm'  # torch.mm of matrices (H, W) x (W, H): the machine's peak
+GEMM_CONV = 'gemm_as_convolution'  # the same product as ours are done, see ops.linear
+GEMMS = (GEMM, GEMM_CONV)
 NUM_LANDMARKS = 49
 STRIDE = 4  # of the tokens that images are counted in
 
@@ -42,7 +45,8 @@ class Case(NamedTuple):
     """One thing to measure.
 
     ``model`` is a backbone, ``retinanet:<backbone>`` and the like, ``attention:<name>`` (whose size is the grid of
-    tokens) or ``gemm``. ``num_landmarks`` None gives ours the authors' rule, by which landmarks grow with the image.
+    tokens) or one of GEMMS. ``num_landmarks`` None gives ours the authors' rule, by which landmarks grow with the
+    image.
     """
 
     model: str
@@ -103,7 +107,7 @@ def check_case(case: Case) -> None:
         choose('attention', case.part, ATTENTIONS)
     elif case.family and case.family not in WHOLE:
         raise ValueError(f'model {case.model!r} is unknown; before the colon comes attention or {", ".join(WHOLE)}')
-    elif case.model != GEMM and case.part not in BACKBONES:
+    elif case.model not in GEMMS and case.part not in BACKBONES:
         known = ', '.join(BACKBONES)
         raise ValueError(
             f'backbone {case.part!r} is unknown; choose one of {known}, a whole model of it '
@@ -123,7 +127,7 @@ def build(case: Case, device: str | None = None) -> Work:
     """The case's model on its device, or on another, such as ``meta``."""
     check_case(case)
     device = device or case.device
-    if case.model == GEMM:
+    if case.model in GEMMS:
         return _gemm(case, device)
     if case.family == 'attention':
         from .attention import build_attention
@@ -168,4 +172,6 @@ def _gemm(case: Case, device: str) -> Work:
         left, right = (torch.randn(*size, device=device).to(PRECISIONS[case.precision]) for _ in range(2))
         return left, right.t()
 
+    if case.model == GEMM_CONV:
+        return Work(nn.Identity(), matrices, lambda pair: linear(pair[0], pair[1].t()))
     return Work(nn.Identity(), matrices, lambda pair: torch.mm(*pair))

@@ -1,7 +1,7 @@
 """Time and peak memory: a process a case, run in turn so that noise meets all alike.
 
-The processes of a group start together and wait; only one of them runs at a time. Each weighs its first run, and then
-does one round whenever it is asked to.
+The processes of a group start together and wait; only one of them runs at a time, a round whenever it is asked to.
+Peak memory comes from further processes, after the rounds.
 """
 
 import contextlib
@@ -23,20 +23,21 @@ import torch
 
 from mmsoft.engine.complexity import count_call
 
-from .cases import GEMM, PRECISIONS, WHOLE, Case, Work, build
+from .cases import GEMMS, PRECISIONS, WHOLE, Case, Work, build
 
 ROUND_SECONDS = 0.2  # a round repeats what is shorter
+M_MMAP_THRESHOLD = -3  # of malloc.h
 WARM_UP_SIDE = 128  # libraries load and weights are packed on a small input
 NO_MEMORY = 'peak memory was not measured: that needs CUDA, or a Linux that lets /proc/self/clear_refs be written'
 
 
 class Options(NamedTuple):
-    """How to measure. ``memory_samples`` is for forward passes; a training step is weighed once."""
+    """How to measure: times in so many rounds, peak memory as the median of so many processes."""
 
     rounds: int = 9
     threads: int = 2
     memory: bool = True
-    memory_samples: int = 3
+    memory_samples: int = 1
 
 
 class Group(NamedTuple):
@@ -67,7 +68,7 @@ class Worker:
         self.record = record
         context = multiprocessing.get_context('spawn')
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, record.case, options.threads, options.memory))
+        self.process = context.Process(target=_serve, args=(theirs, record.case, options.threads))
         self.process.start()
         theirs.close()
 
@@ -105,7 +106,7 @@ def measure_group(group: Group, options: Options, records: list[Record], say: Ca
         for worker in workers:
             worker.record.parameters = worker.ask('build')
         for worker in workers:
-            _weigh(worker)
+            worker.ask('warm_up')
             worker.record.macs = worker.ask('count')
         rounds = min(options.rounds, group.rounds or options.rounds)
         for turn in range(rounds):
@@ -121,30 +122,26 @@ def measure_group(group: Group, options: Options, records: list[Record], say: Ca
         for worker in workers:
             worker.close()
     for record in mine:
-        if options.memory and record.case.task == 'forward' and record.case.model != GEMM:
-            _weigh_again(record, options)
+        if options.memory and record.case.model not in GEMMS:
+            _weigh(record, options)
 
 
-def _weigh(worker: Worker) -> None:
-    if (peak := worker.ask('weigh')) is not None:
-        worker.record.peak_mib.append(peak)
-
-
-def _weigh_again(record: Record, options: Options) -> None:
-    """The other processes of the median: one process is off by some MiB."""
-    for _ in range(options.memory_samples - 1):
-        if record.failure or not record.peak_mib:
+def _weigh(record: Record, options: Options) -> None:
+    for _ in range(options.memory_samples):
+        if record.failure:
             return
         worker = Worker(Record(record.group, record.case), options)
         try:
             worker.ask('build')
-            _weigh(worker)
+            if (peak := worker.ask('weigh')) is not None:
+                record.peak_mib.append(peak)
+            elif worker.record.failure:
+                record.failure = f'weighing: {worker.record.failure}'
         finally:
             worker.close()
-        record.peak_mib += worker.record.peak_mib
 
 
-def _serve(pipe: Connection, case: Case, threads: int, memory: bool) -> None:
+def _serve(pipe: Connection, case: Case, threads: int) -> None:
     """Answer requests, each by (answer, failure), until the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to handle
     with contextlib.suppress(OSError):
@@ -152,7 +149,7 @@ def _serve(pipe: Connection, case: Case, threads: int, memory: bool) -> None:
     warnings.simplefilter('ignore')
     warnings.filterwarnings('error', message='.*autocast.*not supported')  # it would run in fp32
     torch.set_num_threads(threads)
-    runs = _Runs(case, memory)
+    runs = _Runs(case)
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.send(_answer(runs, pipe.recv()))
@@ -169,10 +166,10 @@ def _answer(runs: '_Runs', request: str) -> tuple[Any, str | None]:
 
 
 class _Runs:
-    """The requests: build, weigh, count, round."""
+    """The requests: build, then warm_up, count and round, or weigh."""
 
-    def __init__(self, case: Case, memory: bool) -> None:
-        self.case, self.memory, self.repeats = case, memory, 1
+    def __init__(self, case: Case) -> None:
+        self.case, self.repeats = case, 1
 
     def build(self) -> int:
         """The number of parameters."""
@@ -184,19 +181,26 @@ class _Runs:
         self.work = work
         return sum(parameter.numel() for parameter in work.module.parameters())
 
+    def warm_up(self) -> None:
+        """The first runs, of which the last sets how often a round repeats."""
+        self._start()
+        if self._timed(1) < ROUND_SECONDS:
+            self.repeats = math.ceil(ROUND_SECONDS / self._timed(1))
+
     def weigh(self) -> float | None:
-        """MiB that the first run at full size adds at its peak; sets how often a round repeats it."""
+        """MiB that the first run at full size adds at its peak."""
+        _unmap_what_is_freed()
+        self._start()
+        with _peak(self.case.device) as peak:
+            self._timed(1)
+        return peak[0] if peak else None
+
+    def _start(self) -> None:
         size = self.case.size
         if not self.case.compiled:  # a second size would be compiled for as well
             size = tuple(min(side, WARM_UP_SIDE) for side in size)
         self._step(self.work.inputs(size))
         self.inputs = self.work.inputs(self.case.size)
-        with _peak(self.case.device, self.memory) as peak:
-            seconds = self._timed(1)
-        if seconds < ROUND_SECONDS:
-            seconds = self._timed(1)
-            self.repeats = math.ceil(ROUND_SECONDS / seconds)
-        return peak[0] if peak else None
 
     def count(self) -> int | None:
         """Multiply-adds on the meta device: fused operators and checkpointed layers, run twice, would mislead."""
@@ -247,12 +251,9 @@ def _step(case: Case, work: Work, inputs: Any) -> None:
 
 
 @contextlib.contextmanager
-def _peak(device: str, wanted: bool):
+def _peak(device: str):
     """Collects MiB that are added at the peak; nothing where that cannot be measured."""
     found = []
-    if not wanted:
-        yield found
-        return
     gc.collect()
     if device == 'cuda':
         torch.cuda.synchronize()
@@ -270,6 +271,17 @@ def _peak(device: str, wanted: bool):
         return
     yield found
     found.append(_status('VmHWM') - before)
+
+
+def _unmap_what_is_freed() -> None:
+    """Let glibc map every block of 1 MiB and more on its own: what is resident is then what tensors hold.
+
+    Otherwise freed blocks stay with the process in the order they happen to lie, which differs from model to model
+    and has nothing to do with it. On a GPU torch.cuda.max_memory_allocated leaves that out, too.
+    """
+    if sys.platform == 'linux':
+        with contextlib.suppress(AttributeError):  # musl has no such call
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
 
 
 def _trim() -> None:

@@ -16,7 +16,7 @@ import torch
 
 import mmsoft
 
-from .cases import GEMM, NUM_LANDMARKS, Case
+from .cases import GEMM, GEMMS, NUM_LANDMARKS, Case
 from .measure import NO_MEMORY, Options, Record
 
 LIBRARIES = ('torch', 'torchvision', 'timm', 'mmengine', 'mmcv', 'mmdet', 'mmseg')
@@ -101,7 +101,7 @@ def _ratios(records: Sequence[Record], peers: Sequence[str]) -> Iterator[dict[st
 
 def _references(case: Case, peers: Sequence[str]) -> Iterator[Case]:
     """The peers run alike, but without options of ours; the same model without what sets it apart."""
-    if case.model == GEMM:
+    if case.model in GEMMS:
         return
     prefix = f'{case.family}:' if case.family else ''
     plain = case._replace(with_cp=False, num_landmarks=NUM_LANDMARKS)
@@ -118,7 +118,7 @@ def _fits(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
     """Exponents against tokens of whatever was measured at three sizes or more."""
     series = {}
     for record in records:
-        if record.case.model != GEMM and record.seconds:
+        if record.case.model not in GEMMS and record.seconds:
             key = record.case._replace(size=(0, 0))
             series.setdefault(key, {}).setdefault(record.case.tokens, record)
     for case, by_tokens in series.items():
@@ -205,14 +205,14 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def _case_line(row: dict[str, Any]) -> str:
-    what = row['label'] + (f', {row["size"]}' if row['model'] == GEMM else '')
+    what = row['label'] + (f', {row["size"]}' if row['model'] in GEMMS else '')
     if row['failure'] and row['seconds'] is None:
         return f'| {what} | {row["failure"].replace("|", "/")} | | | |'
     time = f'{_seconds(row["seconds"])} ({_seconds(row["seconds_min"])} to {_seconds(row["seconds_max"])})'
     if row['failure']:
         time += f'; then {row["failure"].replace("|", "/")}'
     macs = '-' if row['macs'] is None else f'{row["macs"] / 1e9:.2f} G'
-    peak = '-' if row['model'] == GEMM else _number(row['peak_mib'], '.0f', ' MiB')
+    peak = '-' if row['model'] in GEMMS else _number(row['peak_mib'], '.0f', ' MiB')
     return f'| {what} | {time} | {peak} | {macs} | {_number(row["gemm_share"], ".0%")} |'
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from .cases import GEMM, OURS, WHOLE, Case
+from .cases import GEMM, GEMMS, OURS, WHOLE, Case
 from .measure import Group
 
 OWN, PEER = 'soft_pp_small', 'swin_tiny'
@@ -37,7 +37,7 @@ def figures() -> list[Group]:
         Group(f'forward {name_of(DENSE)}', tuple(forward)),
         Group(f'train {name_of(DENSE)}', tuple(train)),
         *(Group(f'forward {name_of(size)}', pair) for size, pair in pairs.items()),
-        Group(f'landmarks {name_of(DENSE)}', (own, own._replace(num_landmarks=None)), rounds=3),
+        Group(f'landmarks {name_of(DENSE)}', (own, own._replace(num_landmarks=None)), rounds=1),
     ]
 
 
@@ -125,10 +125,11 @@ def selection(
 
 
 def with_gemm(group: Group, side: int, device: str) -> Group:
-    """On ``device``, with a matrix product for every precision, to measure the machine's peak in the same rounds."""
+    """On ``device``, with matrix products in every precision, to measure the machine's peak in the same rounds."""
     cases = [case._replace(device=device) for case in group.cases]
     precisions = dict.fromkeys(case.precision for case in cases) if side else ()
-    cases += [Case(GEMM, (side, side), precision=precision, device=device) for precision in precisions]
+    kinds = GEMMS if device == 'cpu' else (GEMM,)
+    cases += [Case(kind, (side, side), precision=name, device=device) for name in precisions for kind in kinds]
     return group._replace(cases=tuple(cases))
 
 
