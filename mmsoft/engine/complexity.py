@@ -19,22 +19,16 @@ def _attention_flops(query: tuple[int, ...], key: tuple[int, ...], value: tuple[
     return 2 * torch.Size(batch).numel() * queries * key[-2] * (width + value[-1])
 
 
-def _convolution_backward_flops(grad: tuple[int, ...], x: tuple[int, ...], weight: tuple[int, ...], *args, **_) -> int:
-    """Each wanted gradient costs as much as the forward pass; torch's own formula forgets the groups."""
-    transposed, wanted = args[4], args[7]
-    return 2 * torch.Size(x if transposed else grad).numel() * torch.Size(weight[1:]).numel() * sum(wanted[:2])
-
-
 def _counter() -> FlopCounterMode:
     """It sits below autograd and sees every product, Newton's steps and fused attention included."""
-    mapping = {torch.ops.aten.convolution_backward: _convolution_backward_flops}
+    mapping = {}
     if hasattr(torch.ops.aten, '_scaled_dot_product_flash_attention_for_cpu'):
         mapping[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu] = _attention_flops
     return FlopCounterMode(display=False, custom_mapping=mapping)
 
 
 def count_call(call: Callable[[], Any]) -> int:
-    """Multiply-adds of whatever ``call`` runs, backward passes included."""
+    """Multiply-adds of whatever ``call`` runs."""
     with _counter() as counter:
         call()
     return counter.get_total_flops() // 2

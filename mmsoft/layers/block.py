@@ -9,6 +9,7 @@ from torchvision.ops import StochasticDepth
 from mmsoft.ops import gelu_tanh
 from mmsoft.ops.checks import is_compiling
 
+from .hooks import has_hooks
 from .linear import Linear
 
 # On a CPU what follows the attention runs over slices of this many hidden values (8 MiB in float32), which stay
@@ -27,18 +28,20 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, C) -> the same shape."""
-        if torch.jit.is_scripting() or is_compiling():
+        if torch.jit.is_scripting():
+            return self._run(x)
+        if x.device.type == 'meta' or is_compiling():
             return self._run(x)
         parts = x.flatten(0, -2).split(self.slice_length(x))
-        if torch.is_grad_enabled() and x.requires_grad:
+        if torch.is_grad_enabled():
             parts = [checkpoint(self._run, part, use_reentrant=False, preserve_rng_state=False) for part in parts]
         else:
             parts = [self._run(part) for part in parts]
         return torch.cat(parts).view(x.shape) if len(parts) > 1 else parts[0].view(x.shape)
 
     def slice_length(self, x: Tensor) -> int:
-        """How many tokens of x (B, N, C) to take at a time."""
-        count = max(x.shape[0] * x.shape[1], 1)
+        """How many tokens of x (..., C) to take at a time."""
+        count = max(x.numel() // x.shape[-1], 1)
         return min(max(HIDDEN_SLICE // self.fc1.out_features, 1), count) if x.device.type == 'cpu' else count
 
     def _run(self, x: Tensor) -> Tensor:
@@ -63,9 +66,11 @@ class PostNormBlock(nn.Module):
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
         y = self.attn(x, grid)
-        if torch.jit.is_scripting() or is_compiling() or torch.is_grad_enabled() or self.training:
+        if torch.jit.is_scripting():
             return self._add(x, y)
-        out = y if y.dtype == x.dtype else torch.empty_like(x)
+        if torch.is_grad_enabled() or self.training or x.device.type != 'cpu' or is_compiling() or has_hooks(self):
+            return self._add(x, y)
+        out = torch.empty(x.shape, dtype=x.dtype)
         length = self.mlp.slice_length(x)
         parts = zip(*(t.flatten(0, 1).split(length) for t in (x, y, out)))  # noqa: B905 - torch 2.1 cannot trace strict
         for x_part, y_part, out_part in parts:

@@ -5,7 +5,10 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmsoft.ops.checks import is_compiling
+
+from .hooks import has_hooks
 
 # On smaller maps it costs more to scale the weights than the output.
 FOLDED_PIXELS = 4096
@@ -29,18 +32,30 @@ class ConvUnit(nn.Sequential):
             height, width = x.shape[-2:]
             x = F.pad(x, (0, -width % self.tile, 0, -height % self.tile))
         if not torch.jit.is_scripting():
-            if x.device.type == 'cpu' and self[0].weight.numel() > x.numel():
-                # torch would bring the weights to the layout of the map, at more than the convolution's cost
-                x = x.contiguous()
-            if self._folds(x):
-                return self._folded(x)
+            return self._run(x)
         for layer in self:
             x = layer(x)
         return x
 
-    def _folds(self, x: Tensor) -> bool:
-        known = isinstance(self[1], _BatchNorm) and not self[1].training
-        return known and x.shape[-2] * x.shape[-1] > FOLDED_PIXELS
+    def _run(self, x: Tensor) -> Tensor:
+        if x.device.type != 'cpu' or is_compiling():
+            return super().forward(x)
+        if self[0].weight.numel() > x.numel():
+            # torch would bring the weights to the layout of the map, at more than the convolution's cost
+            x = x.contiguous()
+        folds = x.shape[-2] * x.shape[-1] > FOLDED_PIXELS and self._folds()
+        return self._folded(x) if folds else super().forward(x)
+
+    def _folds(self) -> bool:
+        """Whether this is what was built, a fixed map: others may have put in, or hung on, something else."""
+        conv, norm, activation = self
+        return (
+            (type(conv), type(norm), type(activation)) == (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)
+            and not norm.training
+            and all(part is not None for part in (conv.bias, norm.weight, norm.running_var))
+            and conv.weight.dtype == torch.float32
+            and not has_hooks(self)
+        )
 
     def _folded(self, x: Tensor) -> Tensor:
         """In evaluation BatchNorm is a scale and a shift, which the convolution takes in: one pass less."""

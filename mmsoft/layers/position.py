@@ -15,8 +15,7 @@ class PositionTable(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> the same shape."""
-        table = resize_table(self.table, (x.shape[2], x.shape[3])).permute(0, 3, 1, 2)
-        return x + table
+        return x + resize_table(self.table, (x.shape[2], x.shape[3])).permute(0, 3, 1, 2)
 
 
 def resize_table(table: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -7,15 +7,9 @@ require('torch')
 from .attention import softmax_free_attention, softmax_free_attention_reference
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
-from .kernel_products import (
-    kernel_product,
-    kernel_product_reference,
-    kernel_transposed_product,
-    kernel_transposed_product_reference,
-)
 from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
 from .layout import to_map, to_tokens
-from .linear import linear, linear_by_head
+from .linear import linear
 from .newton import (
     guarded_scale,
     guarded_scale_reference,
@@ -33,13 +27,8 @@ __all__ = [
     'gelu_tanh_reference',
     'guarded_scale',
     'guarded_scale_reference',
-    'kernel_product',
-    'kernel_product_reference',
-    'kernel_transposed_product',
-    'kernel_transposed_product_reference',
     'landmark_grid',
     'linear',
-    'linear_by_head',
     'matrix_scale',
     'newton_inverse',
     'newton_oracle',

@@ -18,7 +18,9 @@ def gelu_tanh_reference(x: Tensor) -> Tensor:
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """As ``F.gelu(x, approximate='tanh')``, of any shape; on a CPU at half its time."""
-    if torch.jit.is_scripting() or is_compiling() or x.device.type != 'cpu' or x.dtype == torch.float64:
+    if torch.jit.is_scripting():
+        return F.gelu(x, approximate='tanh')
+    if x.device.type != 'cpu' or x.dtype == torch.float64 or is_compiling():
         return F.gelu(x, approximate='tanh')
     return _GeluTanh.apply(x)
 
@@ -38,6 +40,8 @@ class _GeluTanh(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # to be differentiated again
+            return torch.ops.aten.gelu_backward(grad, ctx.saved_tensors[0], approximate='tanh')
         # d(x s) = s + x s (1 - s) du, du = SLOPE (1 + 3 CUBE x^2)
         (x,) = ctx.saved_tensors
         wide = x.float()

@@ -5,6 +5,7 @@ Backward keeps the queries and computes K again, so training memory does not gro
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .checks import is_compiling, no_autocast, saturating_cast
 from .gaussian import LEAST_EXPONENT, gaussian_kernel_reference
@@ -66,6 +67,7 @@ class _KernelProduct(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, landmarks, c = ctx.saved_tensors
         grad_q, grad_landmarks, grad_c = torch.empty_like(q), torch.zeros_like(landmarks), torch.zeros_like(c)
@@ -92,6 +94,7 @@ class _KernelTransposedProduct(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, landmarks, v = ctx.saved_tensors
         grad_q, grad_landmarks, grad_v = torch.empty_like(q), torch.zeros_like(landmarks), torch.empty_like(v)

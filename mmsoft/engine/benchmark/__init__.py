@@ -36,6 +36,8 @@ def run_benchmark(
     """Measure group after group; the report so far is in ``out`` after each, and after an interruption."""
     for case in dict.fromkeys(case for group in groups for case in group.cases):
         check_case(case)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)  # it fails now or not after an hour
     records: list[Record] = []
     try:
         for number, group in enumerate(groups, start=1):

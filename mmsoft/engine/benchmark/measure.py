@@ -158,7 +158,10 @@ def _serve(pipe: Connection, case: Case, threads: int) -> None:
 def _answer(runs: '_Runs', request: str) -> tuple[Any, str | None]:
     """The result, and in one line what failed."""
     try:
-        return getattr(runs, request)(), None
+        answer = getattr(runs, request)()
+        if runs.case.device == 'cuda':
+            torch.cuda.empty_cache()  # the GPU is shared with the processes that wait
+        return answer, None
     except Exception as error:
         text = (str(error).strip() or 'no message').splitlines()[0]
         own = isinstance(error, (ValueError, MemoryError))
@@ -203,13 +206,17 @@ class _Runs:
         self.inputs = self.work.inputs(self.case.size)
 
     def count(self) -> int | None:
-        """Multiply-adds on the meta device: fused operators and checkpointed layers, run twice, would mislead."""
+        """Multiply-adds, on the meta device, as fused operators would not be seen; of training three times forward's.
+
+        That is two gradients for each product; what backward computes again to save memory is no work.
+        """
         if self.case.family in WHOLE:  # they depend on what is found in the image
             return None
+        forward = self.case._replace(with_cp=False, task='forward', precision='fp32')
         try:
-            work = build(self.case._replace(with_cp=False), 'meta')
+            work = build(forward, 'meta')
             inputs = work.inputs(self.case.size)
-            return count_call(lambda: _step(self.case._replace(precision='fp32'), work, inputs))
+            return count_call(lambda: _step(forward, work, inputs)) * (3 if self.case.task == 'train' else 1)
         except (NotImplementedError, RuntimeError):  # an operator without shapes: times are worth having all the same
             return None
 

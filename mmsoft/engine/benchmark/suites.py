@@ -18,7 +18,6 @@ CLASSES = dict(
     large=('soft_large', 'soft_pp_large', 'swin_base', 'convnext_base'),
 )
 PEERS = ('swin_tiny', 'swin_small', 'swin_base', 'convnext_tiny', 'softmax')  # what the suites compare with
-GEMM_SIDE = 4096
 
 
 def name_of(size: tuple[int, int]) -> str:
