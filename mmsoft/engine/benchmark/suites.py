@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from .cases import GEMM, GEMMS, OURS, WHOLE, Case
+from .cases import ATTENTIONS, GEMM, GEMMS, OURS, WHOLE, Case
 from .measure import Group
 
 OWN, PEER = 'soft_pp_small', 'swin_tiny'
@@ -74,14 +74,12 @@ def models() -> list[Group]:
 
 
 def attention() -> list[Group]:
-    """Figure 1b of the paper: 784 * p tokens. Fused softmax ends at p = 8, where it is slow, the other with memory."""
-    groups = []
-    for task in ('train', 'forward'):
-        for p in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64):
-            names = ('softmax', 'softmax_sdpa', 'soft', 'soft_pp') if p <= 8 else ('softmax', 'soft', 'soft_pp')
-            cases = tuple(Case(f'attention:{name}', (28, 28 * p), task) for name in names)
-            groups.append(Group(f'attention {task} p={p}', cases, rounds=3))
-    return groups
+    """Figure 1b of the paper, forward: 784 * p tokens. Softmax ends where its scores need more memory than there is."""
+    cases = [Case(f'attention:{name}', (28, 28)) for name in ATTENTIONS]
+    return [
+        Group(f'attention p={p}', tuple(case._replace(size=(28, 28 * p)) for case in cases), rounds=3)
+        for p in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
+    ]
 
 
 SUITES: dict[str, Callable[[], list[Group]]] = dict(
@@ -126,7 +124,8 @@ def selection(
 def with_gemm(group: Group, side: int, device: str) -> Group:
     """On ``device``, with matrix products in every precision, to measure the machine's peak in the same rounds."""
     cases = [case._replace(device=device) for case in group.cases]
-    precisions = dict.fromkeys(case.precision for case in cases) if side else ()
+    wanted = side and any(case.family != 'attention' for case in cases)  # attentions are compared in memory
+    precisions = dict.fromkeys(case.precision for case in cases) if wanted else ()
     kinds = GEMMS if device == 'cpu' else (GEMM,)
     cases += [Case(kind, (side, side), precision=name, device=device) for name in precisions for kind in kinds]
     return group._replace(cases=tuple(cases))
