@@ -87,7 +87,7 @@ def test_products_with_the_kernel_are_the_definition(shape, limits, monkeypatch)
     kernels = products.kernel_slices(*inputs[:2])
     assert (kernels is None) == (limits[1] == 0)
     for tensors, product, reference in (
-        (inputs, lambda q, lm, c: kernel_product(q, lm, c, torch.float32, kernels), kernel_product_reference),
+        (inputs, lambda q, lm, c: kernel_product(q, lm, c, q, kernels), kernel_product_reference),
         (
             [*inputs[:2], v],
             lambda q, lm, v: kernel_transposed_product(q, lm, v, kernels),

@@ -69,7 +69,7 @@ def softmax_free_attention(
     context = kernel_transposed_product(q, landmarks, v.transpose(1, 2), kernels)  # (B, h, m, e)
     with no_autocast(q):
         context = _apply_inverse(landmarks, context, normalize, iterations, backward)
-    return kernel_product(q, landmarks, context, v.dtype, kernels).transpose(1, 2)
+    return kernel_product(q, landmarks, context, v, kernels).transpose(1, 2)
 
 
 def _apply_inverse(

@@ -5,7 +5,6 @@ Backward keeps the queries and computes K again, so training memory does not gro
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .checks import is_compiling, no_autocast, saturating_cast
 from .gaussian import LEAST_EXPONENT, gaussian_kernel_reference
@@ -40,35 +39,35 @@ def kernel_slices(q: Tensor, landmarks: Tensor) -> list[Tensor] | None:
 
 
 def kernel_product(
-    q: Tensor, landmarks: Tensor, c: Tensor, dtype: torch.dtype, kernels: list[Tensor] | None = None
+    q: Tensor, landmarks: Tensor, c: Tensor, like: Tensor, kernels: list[Tensor] | None = None
 ) -> Tensor:
-    """``K c``: q (B, N, h, d), landmarks (B, h, m, d), c (B, h, m, e) -> (B, N, h, e) in ``dtype``.
+    """``K c``: q (B, N, h, d), landmarks (B, h, m, d), c (B, h, m, e) -> (B, N, h, e) in the dtype of ``like``.
 
     Computed in the dtype of landmarks and c; ``kernels`` are those of :func:`kernel_slices`.
     """
     with no_autocast(q):
-        return _KernelProduct.apply(q, landmarks, c, dtype, kernels)
+        return _KernelProduct.apply(q, landmarks, c, like.detach(), *(kernels or ()))
 
 
 def kernel_transposed_product(q: Tensor, landmarks: Tensor, v: Tensor, kernels: list[Tensor] | None = None) -> Tensor:
     """``K' v``: q (B, N, h, d), landmarks (B, h, m, d), v (B, N, h, e) -> (B, h, m, e) in the landmarks' dtype."""
     with no_autocast(q):
-        return _KernelTransposedProduct.apply(q, landmarks, v, kernels)
+        return _KernelTransposedProduct.apply(q, landmarks, v, *(kernels or ()))
 
 
 class _KernelProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, landmarks: Tensor, c: Tensor, dtype: torch.dtype, kernels: list | None) -> Tensor:
+    def forward(ctx, q: Tensor, landmarks: Tensor, c: Tensor, like: Tensor, *kernels: Tensor) -> Tensor:
         ctx.save_for_backward(q, landmarks, c)
-        y = torch.empty(q.shape[:3] + c.shape[3:], dtype=dtype, device=q.device)
+        ctx.kernels = len(kernels)
+        y = torch.empty(q.shape[:3] + c.shape[3:], dtype=like.dtype, device=q.device)
         for i, at in enumerate(_slices(q, landmarks)):
             kernel = kernels[i] if kernels else _kernel(q[at].to(c.dtype), landmarks[at[0]])
-            y[at] = saturating_cast(linear_by_head(kernel, c[at[0]].transpose(-1, -2)), dtype)
+            y[at] = saturating_cast(linear_by_head(kernel, c[at[0]].transpose(-1, -2)), like.dtype)
         return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, landmarks, c = ctx.saved_tensors
         grad_q, grad_landmarks, grad_c = torch.empty_like(q), torch.zeros_like(landmarks), torch.zeros_like(c)
         with no_autocast(grad):
@@ -80,13 +79,14 @@ class _KernelProduct(torch.autograd.Function):
                 exponent = linear_by_head(grad_part, c[image]).mul_(kernel)
                 grad_q[at] = _exponent_to_q(exponent, q_part, landmarks[image])
                 grad_landmarks[image] += _exponent_to_landmarks(exponent, q_part, landmarks[image])
-        return grad_q, grad_landmarks, grad_c, None, None
+        return (grad_q, grad_landmarks, grad_c, None) + (None,) * ctx.kernels
 
 
 class _KernelTransposedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, landmarks: Tensor, v: Tensor, kernels: list | None) -> Tensor:
+    def forward(ctx, q: Tensor, landmarks: Tensor, v: Tensor, *kernels: Tensor) -> Tensor:
         ctx.save_for_backward(q, landmarks, v)
+        ctx.kernels = len(kernels)
         y = landmarks.new_zeros(landmarks.shape[:3] + v.shape[3:])
         for i, at in enumerate(_slices(q, landmarks)):
             kernel = kernels[i] if kernels else _kernel(q[at].to(y.dtype), landmarks[at[0]])
@@ -94,8 +94,7 @@ class _KernelTransposedProduct(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, landmarks, v = ctx.saved_tensors
         grad_q, grad_landmarks, grad_v = torch.empty_like(q), torch.zeros_like(landmarks), torch.empty_like(v)
         with no_autocast(grad):
@@ -107,7 +106,7 @@ class _KernelTransposedProduct(torch.autograd.Function):
                 exponent = linear_by_head(v[at].to(grad.dtype), grad[image]).mul_(kernel)
                 grad_q[at] = _exponent_to_q(exponent, q_part, landmarks[image])
                 grad_landmarks[image] += _exponent_to_landmarks(exponent, q_part, landmarks[image])
-        return grad_q, grad_landmarks, grad_v, None
+        return (grad_q, grad_landmarks, grad_v) + (None,) * ctx.kernels
 
 
 def _entries(q: Tensor, landmarks: Tensor) -> int:
