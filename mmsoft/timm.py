@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from mmsoft.checkpoints import load
 from mmsoft.layers import PositionTable, PostNormBlock, PreNormBlock, resize_table
 from mmsoft.models import ARCHS, SOFTClassifier
-from mmsoft.models.soft import Stage, to_channels_last
+from mmsoft.models.stage import Stage, to_channels_last
 
 # model name -> options of the classifier
 VARIANTS = {

@@ -5,14 +5,14 @@ from typing import Optional  # TorchScript of torch 2.1 knows no | in annotation
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmsoft.ops import bounded_grid, to_map, to_tokens
 
-from .linear import Linear
+from .heads import MultiHead, grid_of
 
 
-class SoftmaxAttention(nn.Module):
+class SoftmaxAttention(MultiHead):
     """Multi-head softmax attention over a grid of tokens, after any leading tokens that are not on it.
 
     On a grid of more than ``max_keys`` tokens, keys and values are those of the grid averaged down
@@ -21,25 +21,19 @@ class SoftmaxAttention(nn.Module):
     """
 
     def __init__(self, dim: int, num_heads: int, max_keys: int | None = None) -> None:
-        super().__init__()
-        self.num_heads, self.max_keys = num_heads, max_keys
-        self.q = Linear(dim, dim)
-        self.kv = Linear(dim, 2 * dim)
-        self.proj = Linear(dim, dim)
+        super().__init__(dim, num_heads)
+        self.max_keys = max_keys
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """x (B, T + H * W, C), T leading tokens before grid (H, W) -> the same shape."""
-        source, log_weight = self._keys(x, grid)
+    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+        """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
+        source, log_weight = self._keys(x, grid_of(x, grid))
         q = self._split(self.q(x))
         k, v = self.kv(source).chunk(2, -1)
         k, v = self._split(k), self._split(v)
         if log_weight is not None:
             log_weight = log_weight.to(q.dtype)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=log_weight)
-        return self.proj(y.transpose(1, 2).flatten(2))
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, h, N, d)
+        return self._join(y)
 
     def _keys(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Optional[Tensor]]:
         """Tokens for keys and values: all, or the leading ones and the averaged grid.

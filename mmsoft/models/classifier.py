@@ -15,7 +15,8 @@ from mmsoft.ops.checks import choose, whole
 
 from .archs import STRIDES, Arch
 from .backbone import init_linear
-from .soft import SOFT, to_channels_last
+from .soft import SOFT
+from .stage import to_channels_last
 
 POOLS = ('token', 'avg', '')
 

@@ -6,11 +6,9 @@ Linear Complexity", NeurIPS 2021.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Optional  # TorchScript of torch 2.1 knows no | in annotations
+from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mmsoft.layers import (
     ConvUnit,
@@ -24,49 +22,19 @@ from mmsoft.layers import (
     embedded_size,
     stem,
 )
-from mmsoft.ops import to_map, to_tokens
-from mmsoft.ops.checks import check, choose, whole
+from mmsoft.ops.checks import choose, whole
 from mmsoft.ops.newton import BACKWARDS
 
 from .archs import STRIDES, Arch, resolve_arch
 from .backbone import Backbone, drop_path_rates, init_linear
 from .options import reject_unknown
+from .stage import Stage, to_channels_last
 
 ATTENTIONS = ('soft_pp', 'soft')
 RATIOS = (8, 4, 2)  # landmark window of stages 1 to 3
 LOCAL_KERNELS = (9, 5, 3)  # depth-wise kernel on the values, stages 1 to 3
 # Stage 4 under the linear rule: all tokens are keys up to a 1024 x 2048 image, averages beyond.
 MAX_KEYS = 2048
-
-
-def to_channels_last(x: Tensor, in_channels: int) -> Tensor:
-    """Images in the layout that every stage keeps: (B, C, H, W) with tokens contiguous in memory."""
-    if not torch.jit.is_scripting():
-        check(x.dim() == 4 and x.shape[1] == in_channels, f'the model takes images (B, {in_channels}, H, W)', x=x)
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-class Stage(nn.Module):
-    """Patch embedding, position table, layers."""
-
-    def __init__(self, embed: nn.Module, position: PositionTable, blocks: Sequence[nn.Module], with_cp: bool) -> None:
-        super().__init__()
-        self.embed, self.position, self.blocks = embed, position, nn.ModuleList(blocks)
-        self.with_cp = with_cp
-
-    def forward(self, x: Tensor, leading: Optional[Tensor] = None) -> Tensor:
-        """x (B, C', H', W') -> (B, C, H, W); with ``leading`` tokens (B, T, C), all tokens (B, T + H * W, C)."""
-        x = self.position(self.embed(x))
-        grid = (x.shape[2], x.shape[3])
-        tokens = to_tokens(x)
-        if leading is not None:
-            tokens = torch.cat((leading, tokens), 1)
-        for block in self.blocks:
-            if not torch.jit.is_scripting() and self.with_cp and self.training and torch.is_grad_enabled():
-                tokens = checkpoint(block, tokens, grid, use_reentrant=False)
-            else:
-                tokens = block(tokens, grid)
-        return to_map(tokens, grid) if leading is None else tokens
 
 
 class SOFT(Backbone):

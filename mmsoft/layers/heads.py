@@ -1,0 +1,46 @@
+"""What attentions with queries, keys and values share: projections, heads, grids and sequences."""
+
+from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
+
+import torch
+from torch import Tensor, nn
+
+from mmsoft.ops.checks import check
+
+from .linear import Linear
+
+
+class MultiHead(nn.Module):
+    """Projections of tokens to heads and back; a subclass says how heads attend."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f'dim ({dim}) must be a multiple of num_heads ({num_heads})')
+        self.num_heads = num_heads
+        self.q = Linear(dim, dim)
+        self.kv = Linear(dim, 2 * dim)
+        self.proj = Linear(dim, dim)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, N, C) -> queries, keys and values (B, h, N, d)."""
+        k, v = self.kv(x).chunk(2, -1)
+        return self._split(self.q(x)), self._split(k), self._split(v)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, h, N, d)
+
+    def _join(self, y: Tensor) -> Tensor:
+        return self.proj(y.transpose(1, 2).flatten(2))  # (B, h, N, d) -> (B, N, C)
+
+    def extra_repr(self) -> str:
+        return f'num_heads={self.num_heads}'
+
+
+def grid_of(x: Tensor, grid: Optional[tuple[int, int]]) -> tuple[int, int]:
+    """The grid of the last H * W tokens of x (B, T + H * W, C); a sequence, which has none, is a map of height 1."""
+    if grid is None:
+        return 1, x.shape[1]
+    if not torch.jit.is_scripting():
+        check(x.shape[1] >= grid[0] * grid[1], f'attention on grid {grid} takes (B, T + H * W, C)', x=x)
+    return grid

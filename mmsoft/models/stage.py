@@ -1,0 +1,41 @@
+"""A stage of a backbone: patch embedding, position table, layers."""
+
+from collections.abc import Sequence
+from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mmsoft.ops import to_map, to_tokens
+from mmsoft.ops.checks import check
+
+
+class Stage(nn.Module):
+    """Patch embedding, position table, layers."""
+
+    def __init__(self, embed: nn.Module, position: nn.Module, blocks: Sequence[nn.Module], with_cp: bool) -> None:
+        super().__init__()
+        self.embed, self.position, self.blocks = embed, position, nn.ModuleList(blocks)
+        self.with_cp = with_cp
+
+    def forward(self, x: Tensor, leading: Optional[Tensor] = None) -> Tensor:
+        """x (B, C', H', W') -> (B, C, H, W); with ``leading`` tokens (B, T, C), all tokens (B, T + H * W, C)."""
+        x = self.position(self.embed(x))
+        grid = (x.shape[2], x.shape[3])
+        tokens = to_tokens(x)
+        if leading is not None:
+            tokens = torch.cat((leading, tokens), 1)
+        for block in self.blocks:
+            if not torch.jit.is_scripting() and self.with_cp and self.training and torch.is_grad_enabled():
+                tokens = checkpoint(block, tokens, grid, use_reentrant=False)
+            else:
+                tokens = block(tokens, grid)
+        return to_map(tokens, grid) if leading is None else tokens
+
+
+def to_channels_last(x: Tensor, in_channels: int) -> Tensor:
+    """Images in the layout that every stage keeps: (B, C, H, W) with tokens contiguous in memory."""
+    if not torch.jit.is_scripting():
+        check(x.dim() == 4 and x.shape[1] == in_channels, f'the model takes images (B, {in_channels}, H, W)', x=x)
+    return x.contiguous(memory_format=torch.channels_last)
