@@ -5,22 +5,33 @@ from mmsoft.versions import require
 require('torchvision')
 
 from .block import Mlp, PostNormBlock, PreNormBlock
+from .inline_attention import InLineAttention
 from .landmarks import Landmarks
+from .linear_attention import LinearAttention
+from .linformer_attention import LinformerAttention
+from .nystromformer_attention import NystromformerAttention
 from .patch_embed import ConvUnit, embedded_size, stem
+from .performer_attention import PerformerAttention, redraw_features
 from .position import PositionTable, resize_table
 from .soft_attention import SoftAttention
 from .softmax_attention import SoftmaxAttention
 
 __all__ = [
     'ConvUnit',
+    'InLineAttention',
     'Landmarks',
+    'LinearAttention',
+    'LinformerAttention',
     'Mlp',
+    'NystromformerAttention',
+    'PerformerAttention',
     'PositionTable',
     'PostNormBlock',
     'PreNormBlock',
     'SoftAttention',
     'SoftmaxAttention',
     'embedded_size',
+    'redraw_features',
     'resize_table',
     'stem',
 ]

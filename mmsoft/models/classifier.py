@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmsoft.ops.checks import choose, whole
 
-from .archs import STRIDES, Arch
+from .archs import Arch
 from .backbone import init_linear
 from .soft import SOFT
 from .stage import to_channels_last
@@ -48,13 +48,13 @@ class SOFTClassifier(SOFT):
         whole('num_classes', num_classes, 0)
         if not isinstance(drop_rate, Real) or not 0 <= drop_rate < 1:
             raise ValueError(f'drop_rate must be at least 0 and below 1; got {drop_rate!r}')
-        dims = self.arch.dims
+        dims = self.stage_dims
         self.num_classes, self.drop_rate, self.in_chans = num_classes, float(drop_rate), self.in_channels
         self.global_pool = choose('global_pool', global_pool, POOLS)
         self.num_features = self.head_hidden_size = dims[-1]
         self.feature_info = [
             dict(num_chs=dim, reduction=stride, module=f'stages.{i}')
-            for i, (dim, stride) in enumerate(zip(dims, STRIDES, strict=True))
+            for i, (dim, stride) in enumerate(zip(dims, self.stage_strides, strict=True))
         ]
         self.cls_token = nn.Parameter(torch.empty(1, 1, dims[-1]))
         self.cls_position = nn.Parameter(torch.empty(1, 1, dims[-1]))
@@ -67,7 +67,7 @@ class SOFTClassifier(SOFT):
     def train(self, mode: bool = True) -> 'SOFTClassifier':
         """As the backbone; where all its stages are frozen, the class token is as well and only the head learns."""
         super().train(mode)
-        if self.frozen_stages == len(STRIDES) and getattr(self, 'cls_token', None) is not None:
+        if self.frozen_stages == len(self.stage_dims) and getattr(self, 'cls_token', None) is not None:
             self.cls_token.requires_grad_(False)
             self.cls_position.requires_grad_(False)
         return self
@@ -158,7 +158,7 @@ class SOFTClassifier(SOFT):
         shortened = wanted[-1] < len(self.stages) - 1
         self.stages = self.stages[: wanted[-1] + 1]
         if shortened:
-            self.num_features = self.head_hidden_size = self.arch.dims[wanted[-1]]
+            self.num_features = self.head_hidden_size = self.stage_dims[wanted[-1]]
         if shortened or prune_norm:
             self.norm = nn.Identity()
         if shortened or prune_head:

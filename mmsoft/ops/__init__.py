@@ -7,9 +7,16 @@ require('torch')
 from .attention import softmax_free_attention, softmax_free_attention_reference
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
+from .inline import (
+    dynamic_depthwise,
+    dynamic_depthwise_reference,
+    inline_attention,
+    inline_attention_reference,
+)
 from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
 from .layout import to_map, to_tokens
 from .linear import linear
+from .linear_attention import linear_attention, linear_attention_reference
 from .newton import (
     guarded_scale,
     guarded_scale_reference,
@@ -17,9 +24,13 @@ from .newton import (
     newton_inverse,
     newton_oracle,
 )
+from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
+from .random_features import orthogonal_directions, positive_features, positive_features_reference
 
 __all__ = [
     'bounded_grid',
+    'dynamic_depthwise',
+    'dynamic_depthwise_reference',
     'gaussian_gram',
     'gaussian_kernel',
     'gaussian_kernel_reference',
@@ -27,14 +38,25 @@ __all__ = [
     'gelu_tanh_reference',
     'guarded_scale',
     'guarded_scale_reference',
+    'inline_attention',
+    'inline_attention_reference',
     'landmark_grid',
     'linear',
+    'linear_attention',
+    'linear_attention_reference',
     'matrix_scale',
     'newton_inverse',
     'newton_oracle',
+    'nystrom_attention',
+    'nystrom_attention_reference',
+    'orthogonal_directions',
+    'positive_features',
+    'positive_features_reference',
     'scattered_indices',
     'softmax_free_attention',
     'softmax_free_attention_reference',
+    'softmax_pinv',
+    'softmax_pinv_reference',
     'to_landmark_windows',
     'to_map',
     'to_tokens',

@@ -33,7 +33,17 @@ TIMM = dict(
 )
 BACKBONES = (*OURS, *SWINS, *RESNETS, *TIMM)
 WHOLE = ('retinanet', 'mask_rcnn', 'upernet')
-ATTENTIONS = ('softmax', 'softmax_sdpa', 'soft', 'soft_pp')  # built in attention.py
+ATTENTIONS = (  # built in attention.py
+    'softmax',
+    'softmax_sdpa',
+    'soft',
+    'soft_pp',
+    'linformer',
+    'performer',
+    'nystromformer',
+    'linear',
+    'inline',
+)
 GEMM = 'gemm'  # torch.mm of matrices (H, W) x (W, H): the machine's peak
 GEMM_CONV = 'gemm_as_convolution'  # the same product as ours are done, see ops.linear
 GEMMS = (GEMM, GEMM_CONV)
