@@ -425,7 +425,7 @@ def test_the_study_of_sizes_covers_both_attentions_and_rules(tmp_path, monkeypat
         assert row['96'] == [1.0]
     assert found.growth['soft, growing'] != found.growth['soft, bounded']
     assert size_study.study_table(found).count('\n') == 5
-    with pytest.raises(ValueError, match='holds a training of another config'):
-        size_study._train_once(
+    with pytest.raises(ValueError, match='holds a run of another config'):
+        train_once(
             load_config(mmsoft.config_path('soft_small_300e_in1k')), tmp_path / 'runs/soft_tiny_0', 0
         )
