@@ -5,6 +5,7 @@ from mmsoft.versions import require
 require('torchvision')
 
 from .block import Mlp, PostNormBlock, PreNormBlock
+from .inline_attention import InLineAttention
 from .landmarks import Landmarks
 from .patch_embed import ConvUnit, embedded_size, stem
 from .position import PositionTable, resize_table
@@ -13,6 +14,7 @@ from .softmax_attention import SoftmaxAttention
 
 __all__ = [
     'ConvUnit',
+    'InLineAttention',
     'Landmarks',
     'Mlp',
     'PositionTable',

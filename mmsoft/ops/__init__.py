@@ -7,6 +7,12 @@ require('torch')
 from .attention import softmax_free_attention, softmax_free_attention_reference
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
+from .inline import (
+    dynamic_depthwise,
+    dynamic_depthwise_reference,
+    inline_attention,
+    inline_attention_reference,
+)
 from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
 from .layout import to_map, to_tokens
 from .linear import linear
@@ -20,6 +26,8 @@ from .newton import (
 
 __all__ = [
     'bounded_grid',
+    'dynamic_depthwise',
+    'dynamic_depthwise_reference',
     'gaussian_gram',
     'gaussian_kernel',
     'gaussian_kernel_reference',
@@ -27,6 +35,8 @@ __all__ = [
     'gelu_tanh_reference',
     'guarded_scale',
     'guarded_scale_reference',
+    'inline_attention',
+    'inline_attention_reference',
     'landmark_grid',
     'linear',
     'matrix_scale',
