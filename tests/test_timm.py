@@ -14,9 +14,16 @@ from timm.models import load_checkpoint
 from timm.optim import create_optimizer_v2
 
 import mmsoft.timm
+from mmsoft import models
 from mmsoft.models import ARCHS, SOFT, SOFTClassifier
 
-NAMES = [f'soft_pp_{arch}' for arch in ARCHS] + [f'soft_{arch}' for arch in ('tiny', 'small', 'medium', 'large')]
+NAMES = [
+    *(f'soft_pp_{arch}' for arch in ARCHS),
+    *(f'soft_{arch}' for arch in ('tiny', 'small', 'medium', 'large')),
+    *(f'inline_pvt_{arch}' for arch in ('tiny', 'small', 'medium', 'large')),
+    *(f'inline_{family}_{arch}' for family in ('swin', 'deit', 'cswin') for arch in ('tiny', 'small', 'base')),
+]
+INLINE = dict(pvt='InLinePVT', swin='InLineSwin', deit='InLineDeiT', cswin='InLineCSwin')
 
 
 def mini(name='soft_pp_tiny', **options):
@@ -35,13 +42,30 @@ def test_importing_is_light_and_registers_every_name():
 @pytest.mark.parametrize('name', NAMES)
 def test_a_name_is_an_architecture(name):
     model = timm.create_model(name, device='meta')
-    attn, arch = ('soft_pp', name[8:]) if name.startswith('soft_pp') else ('soft', name[5:])
+    family, _, arch = name.rpartition('_')
+    if name.endswith('_v1'):
+        family, _, arch = name.removesuffix('_v1').rpartition('_')
+        arch += '_v1'
     with torch.device('meta'):
-        assert {n: p.shape for n, p in model.state_dict().items()} == {
-            n: p.shape for n, p in SOFTClassifier(arch, attn=attn).state_dict().items()
-        }
-    assert (model.arch, model.attn) == (ARCHS[arch], attn)
-    assert model.pretrained_cfg['architecture'] == name
+        if family in ('soft', 'soft_pp'):
+            expected = SOFTClassifier(arch, attn=family)
+            assert model.attn == family
+        else:
+            expected = getattr(models, f'{INLINE[family.removeprefix("inline_")]}Classifier')(arch)
+        assert type(model) is type(expected)
+        assert model.arch == expected.arch
+        shapes = [{n: p.shape for n, p in m.state_dict().items()} for m in (model, expected)]
+        assert shapes[0] == shapes[1]
+    cfg = model.pretrained_cfg
+    assert cfg['architecture'] == name
+    assert cfg['classifier'] == 'head'
+    assert model.get_submodule(cfg['first_conv']).weight.shape[1] == 3
+    size, pool = cfg['input_size'], cfg['pool_size']
+    assert model.forward_features(torch.zeros(1, *size, device='meta')).shape[1] == pool[0] * pool[1] + (
+        model.num_prefix_tokens
+    )
+    if hasattr(model, 'position'):  # its table is as large as the images
+        assert tuple(model.position.table.shape[1:3]) == pool
 
 
 @pytest.mark.parametrize('name', ['soft_tiny', 'soft_pp_tiny'])

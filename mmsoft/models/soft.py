@@ -13,17 +13,15 @@ from mmsoft.layers import ConvUnit, Mlp, PositionTable, PostNormBlock, PreNormBl
 from mmsoft.ops.checks import choose, whole
 from mmsoft.ops.newton import BACKWARDS
 
-from .archs import STRIDES, Arch, resolve_arch
+from .archs import MAX_KEYS, STRIDES, Arch, resolve_arch
 from .attentions import Place, Spec, build_attention, one_a_stage
-from .backbone import Backbone, drop_path_rates, init_linear
+from .backbone import Backbone, drop_path_rates, image_sides, init_linear
 from .options import reject_unknown
 from .stage import Stage, to_channels_last
 
 RATIOS = (8, 4, 2, 1)  # landmark window by stage
 LOCAL_KERNELS = (9, 5, 3, 3)  # depth-wise kernel on the values by stage
 PLAIN_STAGE = 2  # whose width, heads, window and kernel a trunk without a pyramid has throughout, at stride 16
-# Stage 4 under the linear rule: all tokens are keys up to a 1024 x 2048 image, averages beyond.
-MAX_KEYS = 2048
 
 
 class SOFT(Backbone):
@@ -85,9 +83,7 @@ class SOFT(Backbone):
         choose('newton_backward', newton_backward, BACKWARDS)
         whole('newton_iters', newton_iters)
         whole('in_channels', in_channels)
-        img_size = tuple(img_size) if isinstance(img_size, Sequence) and len(img_size) == 2 else (img_size,) * 2
-        for side in img_size:
-            whole('img_size, or each side of a pair,', side)
+        img_size = image_sides(img_size)
         arch = resolve_arch(arch)
         dims, heads, ratios, kernels, strides = arch.dims, arch.heads, RATIOS, LOCAL_KERNELS, STRIDES
         if not pyramid:
@@ -96,7 +92,6 @@ class SOFT(Backbone):
             )
         super().__init__(dims, strides, out_indices, frozen_stages, norm_eval, init_cfg)
         self.arch, self.attn, self.pyramid, self.in_channels = arch, attn, pyramid, in_channels
-        self.stage_dims, self.stage_strides = dims, strides
 
         rates = drop_path_rates(drop_path_rate, arch.depths)
         specs = one_a_stage(attn, last='softmax' if pyramid else None)

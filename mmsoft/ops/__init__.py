@@ -14,7 +14,7 @@ from .inline import (
     inline_attention_reference,
 )
 from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
-from .layout import to_map, to_tokens
+from .layout import from_windows, to_map, to_tokens, to_windows
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
 from .newton import (
@@ -31,6 +31,7 @@ __all__ = [
     'bounded_grid',
     'dynamic_depthwise',
     'dynamic_depthwise_reference',
+    'from_windows',
     'gaussian_gram',
     'gaussian_kernel',
     'gaussian_kernel_reference',
@@ -60,4 +61,5 @@ __all__ = [
     'to_landmark_windows',
     'to_map',
     'to_tokens',
+    'to_windows',
 ]
