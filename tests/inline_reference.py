@@ -155,12 +155,11 @@ def _window_attention(w, name, y, grid, shifts):
             places = [(top + r + shift, left + c + shift) for r in range(window) for c in range(window)]
             numbers = [(r % height) * width + c % width for r, c in places]
             regions = [(r >= height, c >= width) for r, c in places]
-            bias = torch.zeros(table.shape[1], len(places), len(places), dtype=y.dtype)
-            for i, (r, c) in enumerate(places):
-                for j, (s, t) in enumerate(places):
-                    bias[:, i, j] = table[(r - s + window - 1) * (2 * window - 1) + c - t + window - 1]
-                    if regions[i] != regions[j]:
-                        bias[:, i, j] = -math.inf
+            entries = [
+                [(r - s + window - 1) * (2 * window - 1) + c - t + window - 1 for s, t in places] for r, c in places
+            ]
+            apart = [[region != other for other in regions] for region in regions]
+            bias = table[torch.tensor(entries)].permute(2, 0, 1).masked_fill(torch.tensor(apart), -math.inf)
             out[numbers] = _softmax(q[numbers], k[numbers], v[numbers], table.shape[1], bias)
     return _crop(out, (height, width), grid)
 
