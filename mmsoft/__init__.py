@@ -6,7 +6,8 @@ from typing import Any
 
 __version__ = '0.1.0'
 
-_MODELS = ('SOFT', 'SOFTClassifier')
+_BACKBONES = ('SOFT', 'InLinePVT', 'InLineSwin', 'InLineDeiT', 'InLineCSwin')
+_MODELS = tuple(name for backbone in _BACKBONES for name in (backbone, f'{backbone}Classifier'))
 _ROOMS = (
     'checkpoints',
     'datasets',

@@ -54,7 +54,7 @@ def test_importing_is_light():
     assert run.stdout == '[]\n', run.stderr
     run = python('import mmsoft; print(mmsoft.SOFT.__name__, callable(mmsoft.checkpoints.from_published)); mmsoft.SOTF')
     assert run.stdout == 'SOFT True\n'
-    assert "no attribute 'SOTF'; it has SOFT, SOFTClassifier, checkpoints" in run.stderr
+    assert "no attribute 'SOTF'; it has SOFT, SOFTClassifier, InLinePVT, InLinePVTClassifier," in run.stderr
     heavy = '{"mmengine", "mmcv", "mmdet", "mmseg", "timm"}'
     run = python(
         'import sys, torch, mmsoft.models, mmsoft.checkpoints; mmsoft.models.SOFT("tiny"); '

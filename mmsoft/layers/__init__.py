@@ -5,21 +5,35 @@ from mmsoft.versions import require
 require('torchvision')
 
 from .block import Mlp, PostNormBlock, PreNormBlock
+from .cross_shaped_attention import CrossShapedAttention, CSwinBlock, GlobalBranch, InLineBranch, StripeBranch
+from .inline_attention import InLineAttention
 from .landmarks import Landmarks
-from .patch_embed import ConvUnit, embedded_size, stem
+from .patch_embed import ConvUnit, PatchEmbed, embedded_size, stem
 from .position import PositionTable, resize_table
+from .simple_pyramid import SimplePyramid
 from .soft_attention import SoftAttention
 from .softmax_attention import SoftmaxAttention
+from .swin import PatchMerging, WindowAttention
 
 __all__ = [
+    'CSwinBlock',
     'ConvUnit',
+    'CrossShapedAttention',
+    'GlobalBranch',
+    'InLineAttention',
+    'InLineBranch',
     'Landmarks',
     'Mlp',
+    'PatchEmbed',
+    'PatchMerging',
     'PositionTable',
     'PostNormBlock',
     'PreNormBlock',
+    'SimplePyramid',
     'SoftAttention',
     'SoftmaxAttention',
+    'StripeBranch',
+    'WindowAttention',
     'embedded_size',
     'resize_table',
     'stem',

@@ -66,6 +66,23 @@ class ConvUnit(nn.Sequential):
         return F.conv2d(x, weight, bias, conv.stride, conv.padding).relu_()
 
 
+class PatchEmbed(nn.Module):
+    """Convolution, LayerNorm over channels (or none): ceil(size / stride) patches, which overlap if kernel > stride."""
+
+    def __init__(self, in_channels: int, dim: int, kernel: int, stride: int, norm: bool = True) -> None:
+        super().__init__()
+        # a patch reaches as far beyond its tile on either side
+        self.proj = nn.Conv2d(in_channels, dim, kernel, stride, (kernel - stride + 1) // 2)
+        self.norm = nn.LayerNorm(dim, eps=1e-5) if norm else nn.Identity()
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C', H, W), zero-padded at the right and bottom to whole tiles -> (B, C, H / stride, W / stride)."""
+        height, width = x.shape[2], x.shape[3]
+        x = self.proj(F.pad(x, (0, -width % self.stride, 0, -height % self.stride)))
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
 STEM_WIDTH = 32
 
 

@@ -1,9 +1,11 @@
 """Architectures of the SOFT family: the one place that states widths, heads and depths."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 STRIDES = (4, 8, 16, 32)
+# Softmax over a whole stage 4 under the linear rule: all tokens are keys up to a 1024 x 2048 image, averages beyond.
+MAX_KEYS = 2048
 
 
 class Arch(NamedTuple):
@@ -27,29 +29,37 @@ ARCHS = {
 }
 
 
-def resolve_arch(arch: 'str | Mapping | Arch') -> Arch:
-    """A name of ``ARCHS``, or ``dict(dims=..., heads=..., depths=...)`` of four integers each."""
+def resolve_arch(arch: 'str | Mapping | Arch', archs: Mapping[str, tuple] = ARCHS) -> tuple:
+    """A name of ``archs``, or ``dict(dims=..., heads=..., depths=...)`` of an integer a stage."""
     if isinstance(arch, str):
-        if arch not in ARCHS:
+        if arch not in archs:
             raise ValueError(
-                f'arch {arch!r} is unknown; choose one of {", ".join(ARCHS)}, '
+                f'arch {arch!r} is unknown; choose one of {", ".join(archs)}, '
                 'or give dict(dims=(...), heads=(...), depths=(...))'
             )
-        return ARCHS[arch]
+        return archs[arch]
     if isinstance(arch, Arch):
         arch = arch._asdict()
     if not isinstance(arch, Mapping) or set(arch) != set(Arch._fields):
         found = ', '.join(map(str, arch)) if isinstance(arch, Mapping) else repr(arch)
         raise ValueError(f'a custom arch is a dict with exactly the keys dims, heads and depths; got {found}')
+    stages = len(next(iter(archs.values())).dims)
     for name, values in arch.items():
-        if (
-            not isinstance(values, Sequence)
-            or len(values) != len(STRIDES)
-            or any(not isinstance(n, int) or n < 1 for n in values)
-        ):
-            raise ValueError(f'arch {name} must be four positive integers, one a stage; got {values!r}')
+        check_stages(f'arch {name}', values, stages)
     custom = Arch(*(tuple(arch[name]) for name in Arch._fields))
     for stage, (dim, heads) in enumerate(zip(custom.dims, custom.heads, strict=True), start=1):
         if dim % heads:
             raise ValueError(f'arch stage {stage}: dims ({dim}) must be a multiple of heads ({heads})')
     return custom
+
+
+def check_stages(option: str, values: Any, stages: int, least: int = 1) -> None:
+    """Raise a ValueError unless ``values`` are integers of at least ``least``, one a stage."""
+    if (
+        not isinstance(values, Sequence)
+        or len(values) != stages
+        or any(not isinstance(n, int) or n < least for n in values)
+    ):
+        count = {1: 'a tuple of one', 4: 'four'}[stages]
+        kind = ('positive integer' if least else 'integer of 0 or more') + 's' * (stages > 1)
+        raise ValueError(f'{option} must be {count} {kind}, one a stage; got {values!r}')

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmsoft.ops.checks import whole
+
 
 class Backbone(nn.Module):
     """A pyramid of stages; a family supplies ``stages`` and ``_to_output``.
 
     ``channels`` and ``strides`` describe the maps that forward returns, in order, so that necks and
-    heads can be built from them.
+    heads can be built from them. ``layers``: where one stage is all there is, how many may freeze.
     """
 
     def __init__(
@@ -23,6 +25,7 @@ class Backbone(nn.Module):
         frozen_stages: int,
         norm_eval: bool,
         init_cfg: dict | list | None,
+        layers: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(out_indices, Sequence):
@@ -32,11 +35,12 @@ class Backbone(nn.Module):
             raise ValueError(
                 f'out_indices must be rising stage numbers from 0 to {len(dims) - 1}; got {list(out_indices)}'
             )
-        built = max(out_indices) + 1
+        built = layers or max(out_indices) + 1
         if frozen_stages not in range(-1, built + 1):
+            what = 'layers' if layers else 'stages as well, of those up to the last output'
             raise ValueError(
                 f'frozen_stages must be -1 (none), 0 (the first embedding) or 1 to {built} '
-                f'(that many stages as well, of those up to the last output); got {frozen_stages!r}'
+                f'(that many {what}); got {frozen_stages!r}'
             )
         self.out_indices = out_indices
         self.channels = tuple(dims[i] for i in out_indices)
@@ -117,6 +121,14 @@ def init_linear(module: nn.Module) -> None:
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def image_sides(img_size: int | Sequence[int]) -> tuple[int, int]:
+    """(height, width) from an ``img_size`` option: one side, or both."""
+    pair = tuple(img_size) if isinstance(img_size, Sequence) and len(img_size) == 2 else (img_size,) * 2
+    for side in pair:
+        whole('img_size, or each side of a pair,', side)
+    return pair
 
 
 def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:

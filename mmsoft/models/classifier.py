@@ -1,11 +1,11 @@
-"""SOFT with a classification head: the backbone itself plus a class token and a linear layer.
+"""Classification heads on backbones: what is common to all families, and SOFT with its class token.
 
-Its methods are those that timm expects of a model; timm itself is not needed.
+The methods are those that timm expects of a model; timm itself is not needed.
 """
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 import torch.nn.functional as F
@@ -18,31 +18,35 @@ from .backbone import init_linear
 from .soft import SOFT
 from .stage import to_channels_last
 
-POOLS = ('token', 'avg', '')
+OUTPUT_FORMATS = ('NCHW', 'NLC', 'NHWC')
+# Parameters that are tables, not filters: weight decay leaves them alone.
+TABLES = ('position.table', 'relative_position_bias_table', 'cls_token', 'cls_position')
 
 
-class SOFTClassifier(SOFT):
-    """Images to logits through a class token in stage 4.
+class Classifier(nn.Module):
+    """Images to logits; ``class FamilyClassifier(Classifier, Family)`` adds it to a backbone.
 
-    Parameters are those of the backbone plus ``cls_token``, ``cls_position`` and ``head``: a
-    backbone loads a classifier's weights as they are. Options are those of :class:`SOFT` and:
+    A pyramid of stages needs no more; other families say otherwise how features, and maps between
+    layers, come about. Options are those of the backbone and:
 
     Args:
         num_classes: Width of the head; 0 leaves it out, and features are returned.
-        global_pool: What the head sees: ``'token'``, ``'avg'`` (the mean of the other tokens), ``''`` (all tokens).
+        global_pool: What the head sees, the first of ``pools`` by default: ``'token'`` the class token,
+            ``'avg'`` the mean of the other tokens, ``''`` all tokens.
         drop_rate: Dropout before the head.
     """
 
+    pools = ('avg', '')
+
     def __init__(
         self,
-        arch: 'str | Mapping | Arch' = 'small',
-        *,
+        *args: Any,
         num_classes: int = 1000,
-        global_pool: str = 'token',
+        global_pool: str | None = None,
         drop_rate: float = 0.0,
         **options: Any,
     ) -> None:
-        super().__init__(arch, **options)
+        super().__init__(*args, **options)
         if self.out_indices != (0, 1, 2, 3):
             raise ValueError(f'a classifier needs all four stages; got out_indices {self.out_indices}')
         whole('num_classes', num_classes, 0)
@@ -50,52 +54,40 @@ class SOFTClassifier(SOFT):
             raise ValueError(f'drop_rate must be at least 0 and below 1; got {drop_rate!r}')
         dims = self.arch.dims
         self.num_classes, self.drop_rate, self.in_chans = num_classes, float(drop_rate), self.in_channels
-        self.global_pool = choose('global_pool', global_pool, POOLS)
+        self.global_pool = choose('global_pool', self.pools[0] if global_pool is None else global_pool, self.pools)
         self.num_features = self.head_hidden_size = dims[-1]
+        self.num_prefix_tokens = 0  # class tokens before those of the grid
         self.feature_info = [
             dict(num_chs=dim, reduction=stride, module=f'stages.{i}')
-            for i, (dim, stride) in enumerate(zip(dims, STRIDES, strict=True))
+            for i, (dim, stride) in enumerate(zip(dims, STRIDES))  # noqa: B905 - other families have one width
         ]
-        self.cls_token = nn.Parameter(torch.empty(1, 1, dims[-1]))
-        self.cls_position = nn.Parameter(torch.empty(1, 1, dims[-1]))
-        nn.init.trunc_normal_(self.cls_token, std=0.02)
-        nn.init.trunc_normal_(self.cls_position, std=0.02)
         self.head = nn.Linear(dims[-1], num_classes) if num_classes else nn.Identity()
         init_linear(self.head)
-        self.train()
-
-    def train(self, mode: bool = True) -> 'SOFTClassifier':
-        """As the backbone; where all its stages are frozen, the class token is as well and only the head learns."""
-        super().train(mode)
-        if self.frozen_stages == len(STRIDES) and getattr(self, 'cls_token', None) is not None:
-            self.cls_token.requires_grad_(False)
-            self.cls_position.requires_grad_(False)
-        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (B, C, H, W) -> logits (B, num_classes)."""
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, C, H, W) -> normalised tokens (B, 1 + N, dim) of stage 4, the class token first."""
+        """Images (B, C, H, W) -> normalised tokens (B, N, dim) of the last stage, class token first if there is one."""
         x = to_channels_last(x, self.in_channels)
         for index, stage in enumerate(self.stages):  # TorchScript cannot iterate over a part of a list
             if index < len(self.stages) - 1:
                 x = stage(x)
-        return self._last_stage(x)
+        return self._last_stage(x, None)
 
-    def _last_stage(self, x: Tensor) -> Tensor:
-        """Map (B, C', H', W') before the last stage -> its normalised tokens (B, 1 + N, C)."""
-        if self.cls_token is None:
-            return self.norm(self.stages[-1](x).flatten(2).transpose(1, 2))
-        return self.norm(self.stages[-1](x, (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)))
+    def _last_stage(self, x: Tensor, output: Optional[Tensor]) -> Tensor:
+        """Tokens that forward_features gives, from the map before the last stage and, if known, the one after it."""
+        if output is None:
+            output = self.stages[-1](x)
+        return self.norm(output.flatten(2).transpose(1, 2))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens of forward_features -> logits, or what the head would see."""
         if self.global_pool == 'token':
             x = x[:, 0]
         elif self.global_pool == 'avg':
-            x = x[:, 0 if self.cls_token is None else 1 :].mean(1)
+            x = x[:, self.num_prefix_tokens :].mean(1)
         x = F.dropout(x, self.drop_rate, self.training)
         return x if pre_logits else self.head(x)
 
@@ -106,9 +98,9 @@ class SOFTClassifier(SOFT):
         """A new head; the pooling stays unless another one is named."""
         whole('num_classes', num_classes, 0)
         if global_pool is not None:
-            if global_pool == 'token' and self.cls_token is None:
+            if choose('global_pool', global_pool, self.pools) == 'token' and not self.num_prefix_tokens:
                 raise ValueError("global_pool='token' needs the class token, which was pruned; take 'avg'")
-            self.global_pool = choose('global_pool', global_pool, POOLS)
+            self.global_pool = global_pool
         self.num_classes = num_classes
         like = next(self.parameters())
         self.head = nn.Identity()
@@ -126,26 +118,27 @@ class SOFTClassifier(SOFT):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> 'list[Tensor] | tuple[Tensor, list[Tensor]]':
-        """Maps of stages, as timm asks for them: of the backbone, whose stage 4 has no class token.
+        """Maps of stages, as timm asks for them: those of the backbone, which has no class token in a pyramid.
 
-        ``indices``: stage numbers, the last so many, or all; ``norm``: apply the final norm to stage
-        4's map; ``stop_early``: leave stages after the last map out. Unless ``intermediates_only``, also what
+        ``indices``: stage numbers, the last so many, or all; ``norm``: normalise as the backbone
+        does; ``stop_early``: leave stages after the last map out. Unless ``intermediates_only``, also what
         forward_features gives.
         """
-        choose('output_fmt', output_fmt, ('NCHW', 'NLC', 'NHWC'))
-        wanted = self._take(indices)
+        choose('output_fmt', output_fmt, OUTPUT_FORMATS)
+        wanted = take_indices(indices, len(self.stages))
         x = to_channels_last(x, self.in_channels)
         last, maps = len(self.stages) - 1, []
         for index, stage in enumerate(self.stages):
-            if index == last and not intermediates_only:
-                final = self._last_stage(x)
             if index > wanted[-1] and (stop_early or intermediates_only):
                 break
+            before = x
             if index < last or index in wanted:
                 x = stage(x)
             if index in wanted:
                 maps.append(self._to_output(x, index) if norm else x)
-        maps = [_as_format(m, output_fmt) for m in maps]
+            if index == last and not intermediates_only:
+                final = self._last_stage(before, x if index in wanted else None)
+        maps = [as_format(m, output_fmt) for m in maps]
         if intermediates_only:
             return maps
         return (x.flatten(2).transpose(1, 2) if wanted[-1] < last and stop_early else final), maps
@@ -154,29 +147,19 @@ class SOFTClassifier(SOFT):
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what the maps of these stages do not need; their numbers."""
-        wanted = self._take(indices)
+        wanted = take_indices(indices, len(self.stages))
         shortened = wanted[-1] < len(self.stages) - 1
         self.stages = self.stages[: wanted[-1] + 1]
         if shortened:
             self.num_features = self.head_hidden_size = self.arch.dims[wanted[-1]]
-        if shortened or prune_norm:
-            self.norm = nn.Identity()
-        if shortened or prune_head:
-            self.cls_token = self.cls_position = None
-            self.reset_classifier(0, '')
+        self._prune_rest(prune_norm or shortened, prune_head or shortened)
         return wanted
 
-    def _take(self, indices: int | Sequence[int] | None) -> list[int]:
-        """Stage numbers, rising, from what timm allows: a list with negative ones, or the last so many."""
-        count = len(self.stages)
-        if indices is None:
-            return list(range(count))
-        wanted = range(-indices, 0) if isinstance(indices, int) else indices
-        if not len(wanted) or any(not -count <= index < count for index in wanted):
-            raise ValueError(
-                f'indices must be stage numbers below {count}, or how many of the last ones; got {indices!r}'
-            )
-        return sorted({index % count for index in wanted})
+    def _prune_rest(self, norm: bool, head: bool) -> None:
+        if norm:
+            self.norm = nn.Identity()
+        if head:
+            self.reset_classifier(0, '')
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute every layer in backward, as ``with_cp``."""
@@ -198,13 +181,62 @@ class SOFTClassifier(SOFT):
         )
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that are neither matrices nor filters: the class token and the position tables."""
-        tables = {name for name, _ in self.named_parameters() if name.endswith('position.table')}
-        return tables | ({'cls_token', 'cls_position'} if self.cls_token is not None else set())
+        """Parameters that are neither matrices nor filters: class token and tables."""
+        return {name for name, _ in self.named_parameters() if name.endswith(TABLES)}
 
 
-def _as_format(x: Tensor, output_fmt: str) -> Tensor:
+def take_indices(indices: int | Sequence[int] | None, count: int, what: str = 'stage') -> list[int]:
+    """Numbers below ``count``, rising, from what timm allows: a list with negative ones, the last so many, or all."""
+    if indices is None:
+        return list(range(count))
+    wanted = range(-indices, 0) if isinstance(indices, int) else indices
+    if not len(wanted) or any(not -count <= index < count for index in wanted):
+        raise ValueError(f'indices must be {what} numbers below {count}, or how many of the last ones; got {indices!r}')
+    return sorted({index % count for index in wanted})
+
+
+def as_format(x: Tensor, output_fmt: str) -> Tensor:
     """(B, C, H, W) as it is, as (B, H, W, C) or as (B, H * W, C)."""
     if output_fmt == 'NHWC':
         return x.permute(0, 2, 3, 1)
     return x.flatten(2).transpose(1, 2) if output_fmt == 'NLC' else x.contiguous()
+
+
+class SOFTClassifier(Classifier, SOFT):
+    """Images to logits through a class token in stage 4.
+
+    Parameters are those of the backbone plus ``cls_token``, ``cls_position`` and ``head``: a
+    backbone loads a classifier's weights as they are.
+    """
+
+    pools = ('token', 'avg', '')
+
+    def __init__(self, arch: 'str | Mapping | Arch' = 'small', **options: Any) -> None:
+        super().__init__(arch, **options)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, self.num_features))
+        self.cls_position = nn.Parameter(torch.empty(1, 1, self.num_features))
+        self.num_prefix_tokens = 1
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        nn.init.trunc_normal_(self.cls_position, std=0.02)
+        self.train()
+
+    def train(self, mode: bool = True) -> 'SOFTClassifier':
+        """As the backbone; where all its stages are frozen, the class token is as well and only the head learns."""
+        super().train(mode)
+        if self.frozen_stages == len(STRIDES) and getattr(self, 'cls_token', None) is not None:
+            self.cls_token.requires_grad_(False)
+            self.cls_position.requires_grad_(False)
+        return self
+
+    def _last_stage(self, x: Tensor, output: Optional[Tensor]) -> Tensor:
+        if self.cls_token is not None:
+            return self.norm(self.stages[-1](x, (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)))
+        if output is None:
+            output = self.stages[-1](x)
+        return self.norm(output.flatten(2).transpose(1, 2))
+
+    def _prune_rest(self, norm: bool, head: bool) -> None:
+        if head:
+            self.cls_token = self.cls_position = None
+            self.num_prefix_tokens = 0
+        super()._prune_rest(norm, head)

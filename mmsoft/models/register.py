@@ -3,7 +3,20 @@
 from mmsoft.registry import MODELS
 
 from .classifier import SOFTClassifier
+from .inline_cswin import InLineCSwin, InLineCSwinClassifier
+from .inline_deit import InLineDeiT, InLineDeiTClassifier
+from .inline_pvt import InLinePVT, InLinePVTClassifier
+from .inline_swin import InLineSwin, InLineSwinClassifier
 from .soft import SOFT
 
-for model in (SOFT, SOFTClassifier):
+BACKBONES = (SOFT, InLinePVT, InLineSwin, InLineDeiT, InLineCSwin)
+CLASSIFIERS = (
+    SOFTClassifier,
+    InLinePVTClassifier,
+    InLineSwinClassifier,
+    InLineDeiTClassifier,
+    InLineCSwinClassifier,
+)
+
+for model in BACKBONES + CLASSIFIERS:
     MODELS.register_module(module=model)

@@ -25,16 +25,14 @@ from mmsoft.layers import (
 from mmsoft.ops.checks import choose, whole
 from mmsoft.ops.newton import BACKWARDS
 
-from .archs import STRIDES, Arch, resolve_arch
-from .backbone import Backbone, drop_path_rates, init_linear
+from .archs import MAX_KEYS, STRIDES, Arch, resolve_arch
+from .backbone import Backbone, drop_path_rates, image_sides, init_linear
 from .options import reject_unknown
 from .stage import Stage, to_channels_last
 
 ATTENTIONS = ('soft_pp', 'soft')
 RATIOS = (8, 4, 2)  # landmark window of stages 1 to 3
 LOCAL_KERNELS = (9, 5, 3)  # depth-wise kernel on the values, stages 1 to 3
-# Stage 4 under the linear rule: all tokens are keys up to a 1024 x 2048 image, averages beyond.
-MAX_KEYS = 2048
 
 
 class SOFT(Backbone):
@@ -88,9 +86,7 @@ class SOFT(Backbone):
         choose('newton_backward', newton_backward, BACKWARDS)
         whole('newton_iters', newton_iters)
         whole('in_channels', in_channels)
-        img_size = tuple(img_size) if isinstance(img_size, Sequence) and len(img_size) == 2 else (img_size,) * 2
-        for side in img_size:
-            whole('img_size, or each side of a pair,', side)
+        img_size = image_sides(img_size)
         arch = resolve_arch(arch)
         super().__init__(arch.dims, STRIDES, out_indices, frozen_stages, norm_eval, init_cfg)
         self.arch, self.attn, self.in_channels = arch, attn, in_channels

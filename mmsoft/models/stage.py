@@ -27,11 +27,15 @@ class Stage(nn.Module):
         if leading is not None:
             tokens = torch.cat((leading, tokens), 1)
         for block in self.blocks:
-            if not torch.jit.is_scripting() and self.with_cp and self.training and torch.is_grad_enabled():
-                tokens = checkpoint(block, tokens, grid, use_reentrant=False)
-            else:
-                tokens = block(tokens, grid)
+            tokens = block(tokens, grid) if torch.jit.is_scripting() else run_layer(block, tokens, grid, self.with_cp)
         return to_map(tokens, grid) if leading is None else tokens
+
+
+def run_layer(layer: nn.Module, x: Tensor, grid: tuple[int, int], with_cp: bool) -> Tensor:
+    """``layer(x, grid)``; with ``with_cp``, backward computes it again."""
+    if with_cp and layer.training and torch.is_grad_enabled():
+        return checkpoint(layer, x, grid, use_reentrant=False)
+    return layer(x, grid)
 
 
 def to_channels_last(x: Tensor, in_channels: int) -> Tensor:

@@ -7,8 +7,14 @@ require('torch')
 from .attention import softmax_free_attention, softmax_free_attention_reference
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
+from .inline import (
+    dynamic_depthwise,
+    dynamic_depthwise_reference,
+    inline_attention,
+    inline_attention_reference,
+)
 from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
-from .layout import to_map, to_tokens
+from .layout import from_windows, to_map, to_tokens, to_windows
 from .linear import linear
 from .newton import (
     guarded_scale,
@@ -20,6 +26,9 @@ from .newton import (
 
 __all__ = [
     'bounded_grid',
+    'dynamic_depthwise',
+    'dynamic_depthwise_reference',
+    'from_windows',
     'gaussian_gram',
     'gaussian_kernel',
     'gaussian_kernel_reference',
@@ -27,6 +36,8 @@ __all__ = [
     'gelu_tanh_reference',
     'guarded_scale',
     'guarded_scale_reference',
+    'inline_attention',
+    'inline_attention_reference',
     'landmark_grid',
     'linear',
     'matrix_scale',
@@ -38,4 +49,5 @@ __all__ = [
     'to_landmark_windows',
     'to_map',
     'to_tokens',
+    'to_windows',
 ]

@@ -15,3 +15,13 @@ def to_map(x: Tensor, grid: tuple[int, int]) -> Tensor:
 def to_tokens(x: Tensor) -> Tensor:
     """Map (B, C, H, W) -> tokens (B, H * W, C), a view if the map is channels last."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def to_windows(x: Tensor, window: tuple[int, int]) -> Tensor:
+    """Map (B, n * h, m * w, C) -> its n m windows of (h, w), (B * n * m, h, w, C)."""
+    return x.unflatten(2, (-1, window[1])).unflatten(1, (-1, window[0])).transpose(2, 3).flatten(0, 2)
+
+
+def from_windows(x: Tensor, count: tuple[int, int]) -> Tensor:
+    """The inverse, with (n, m) windows: (B * n * m, h, w, C) -> (B, n * h, m * w, C)."""
+    return x.unflatten(0, (-1, count[0], count[1])).transpose(2, 3).flatten(3, 4).flatten(1, 2)

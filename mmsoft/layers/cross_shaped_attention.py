@@ -1,0 +1,140 @@
+"""CSwin's attention: branches that look along stripes of the map, at all of it, or at all of it by InLine."""
+
+from collections.abc import Sequence
+from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmsoft.ops import bounded_grid, dynamic_depthwise, from_windows, inline_attention, to_windows
+from mmsoft.ops.checks import choose
+
+from .block import PreNormBlock
+from .heads import grid_of
+from .inline_attention import KERNELS, KernelPredictor, feature_map
+from .linear import Linear
+
+
+class Branch(nn.Module):
+    """A part of the channels; its attention adds a 3 x 3 depth-wise convolution of the values (``lepe``).
+
+    All are called with queries, keys and values as maps (B, H, W, C) and ``source`` (B, N, C), tokens whose mean
+    may decide on the convolution, and give (B, H, W, C).
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f'dim ({dim}) must be a multiple of num_heads ({num_heads})')
+        self.num_heads = num_heads
+        self.lepe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Map (B, H, W, C) -> (B, h, H * W, d)."""
+        return x.flatten(1, 2).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def _map(self, y: Tensor, like: Tensor) -> Tensor:
+        """Heads (B, h, H * W, d) -> a map as ``like`` (B, H, W, C)."""
+        return y.transpose(1, 2).flatten(2).unflatten(1, (like.shape[1], like.shape[2]))
+
+    def _lepe(self, v: Tensor) -> Tensor:
+        return self.lepe(v.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def extra_repr(self) -> str:
+        return f'num_heads={self.num_heads}'
+
+
+class StripeBranch(Branch):
+    """Softmax attention, and lepe, in stripes ``split`` wide and as high as the map (vertical), or the reverse."""
+
+    def __init__(self, dim: int, num_heads: int, split: int, vertical: bool) -> None:
+        super().__init__(dim, num_heads)
+        self.split, self.vertical = split, vertical
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
+        height, width = v.shape[1], v.shape[2]
+        stripe = (height, self.split) if self.vertical else (self.split, width)
+        q, k, v = to_windows(q, stripe), to_windows(k, stripe), to_windows(v, stripe)
+        y = F.scaled_dot_product_attention(self._heads(q), self._heads(k), self._heads(v))
+        return from_windows(self._map(y, v) + self._lepe(v), (height // stripe[0], width // stripe[1]))
+
+    def extra_repr(self) -> str:
+        return f'{super().extra_repr()}, split={self.split}, vertical={self.vertical}'
+
+
+class GlobalBranch(Branch):
+    """Softmax attention over the whole map; of more than ``max_keys``, keys and values are averages of neighbours."""
+
+    def __init__(self, dim: int, num_heads: int, max_keys: int) -> None:
+        super().__init__(dim, num_heads)
+        self.max_keys = max_keys
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
+        keys, values = self._heads(self._bounded(k)), self._heads(self._bounded(v))
+        y = F.scaled_dot_product_attention(self._heads(q), keys, values)
+        return self._map(y, v) + self._lepe(v)
+
+    def _bounded(self, x: Tensor) -> Tensor:
+        """At most half of ``max_keys`` averages if there are more (as in SoftmaxAttention): (B, H, W, C)."""
+        height, width = x.shape[1], x.shape[2]
+        if height * width <= self.max_keys:
+            return x
+        small = bounded_grid(height, width, max(self.max_keys // 2, 1))
+        return F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), small).permute(0, 2, 3, 1)
+
+    def extra_repr(self) -> str:
+        return f'{super().extra_repr()}, max_keys={self.max_keys}'
+
+
+class InLineBranch(Branch):
+    """InLine attention over the whole map; its predicted kernels and lepe's are one convolution."""
+
+    def __init__(self, dim: int, num_heads: int, kernel: str = 'identity') -> None:
+        super().__init__(dim, num_heads)
+        self.kernel = choose('kernel', kernel, KERNELS)
+        self.predictor = KernelPredictor(dim, num_heads)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
+        q, k = feature_map(q, self.kernel), feature_map(k, self.kernel)
+        y = inline_attention(self._heads(q), self._heads(k), self._heads(v))
+        kernels = self.predictor(source.mean(1)) + self.lepe.weight.squeeze(1)  # (B, C, 3, 3)
+        local = dynamic_depthwise(v.permute(0, 3, 1, 2), kernels).permute(0, 2, 3, 1)
+        y, bias = self._map(y, v) + local, self.lepe.bias
+        return y if bias is None else y + bias  # to TorchScript any convolution might have none
+
+    def extra_repr(self) -> str:
+        return f'{super().extra_repr()}, kernel={self.kernel}'
+
+
+class CrossShapedAttention(nn.Module):
+    """Channels shared out evenly to branches; the map is zero-padded to multiples of ``multiple`` for them."""
+
+    def __init__(self, dim: int, branches: Sequence[Branch], multiple: int = 1) -> None:
+        super().__init__()
+        self.width, self.multiple = dim // len(branches), multiple
+        self.qkv = Linear(dim, 3 * dim)
+        self.branches = nn.ModuleList(branches)
+        self.proj = Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None, source: Optional[Tensor] = None) -> Tensor:
+        """x (B, H * W, C) on grid (H, W), or a sequence without one; source of the same shape, x itself by default."""
+        if source is None:
+            source = x
+        height, width = grid_of(x, grid)
+        padded = F.pad(x.unflatten(1, (height, width)), (0, 0, 0, -width % self.multiple, 0, -height % self.multiple))
+        q, k, v = self.qkv(padded).chunk(3, -1)
+        parts = []
+        for index, branch in enumerate(self.branches):
+            start, end = index * self.width, (index + 1) * self.width
+            parts.append(branch(q[..., start:end], k[..., start:end], v[..., start:end], source[..., start:end]))
+        y = torch.cat(parts, -1)[:, :height, :width]
+        return self.proj(y.flatten(1, 2))
+
+
+class CSwinBlock(PreNormBlock):
+    """A pre-norm block whose attention sees also its input before the norm."""
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), grid, x))
+        return x + self.drop_path(self.mlp(self.norm2(x)))

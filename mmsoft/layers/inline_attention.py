@@ -1,0 +1,73 @@
+"""InLine attention as a layer: projections, a kernel function, the operator, a predicted local term."""
+
+from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmsoft.ops import dynamic_depthwise, inline_attention, to_map, to_tokens
+from mmsoft.ops.checks import choose
+
+from .heads import MultiHead, grid_of
+
+KERNELS = ('identity', 'relu', 'leaky_relu', 'exp')
+
+
+class InLineAttention(MultiHead):
+    """Injective linear attention (see ops.inline), and a 3 x 3 convolution of the values.
+
+    The convolution's kernels are predicted for every image from the mean of its tokens; tokens that lead
+    the grid, as a class token, take part in the mean and the attention but not in the convolution.
+
+    Args:
+        dim: Channels, shared out to the heads.
+        num_heads: Heads.
+        kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
+        local: Whether there is a local term.
+    """
+
+    def __init__(self, dim: int, num_heads: int, kernel: str = 'identity', local: bool = True) -> None:
+        super().__init__(dim, num_heads)
+        self.kernel = choose('kernel', kernel, KERNELS)
+        self.predictor = KernelPredictor(dim, num_heads) if local else None
+
+    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+        """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
+        grid = grid_of(x, grid)
+        k, v = self.kv(x).chunk(2, -1)
+        q, k = feature_map(self.q(x), self.kernel), feature_map(k, self.kernel)
+        y = inline_attention(self._split(q), self._split(k), self._split(v)).transpose(1, 2).flatten(2)
+        if self.predictor is not None:
+            leading = x.shape[1] - grid[0] * grid[1]
+            local = to_tokens(dynamic_depthwise(to_map(v[:, leading:], grid), self.predictor(x.mean(1))))
+            y = y + (F.pad(local, (0, 0, leading, 0)) if leading else local)
+        return self.proj(y)
+
+    def extra_repr(self) -> str:
+        return f'{super().extra_repr()}, kernel={self.kernel}'
+
+
+class KernelPredictor(nn.Sequential):
+    """The mean of an image's tokens -> a 3 x 3 kernel for every channel, each head from its own channels."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        first = nn.Conv1d(dim, dim, 1, groups=num_heads)
+        super().__init__(first, nn.GELU(), nn.Conv1d(dim, 9 * dim, 1, groups=num_heads))
+
+    def forward(self, mean: Tensor) -> Tensor:
+        """mean (B, C) -> kernels (B, C, 3, 3)."""
+        kernels = mean.unsqueeze(-1)
+        for layer in self:
+            kernels = layer(kernels)
+        return kernels.view(mean.shape[0], mean.shape[1], 3, 3)
+
+
+def feature_map(x: Tensor, kernel: str) -> Tensor:
+    """The kernel function of queries and keys, element by element."""
+    if kernel == 'relu':
+        return F.relu(x)
+    if kernel == 'leaky_relu':
+        return F.leaky_relu(x, 0.01)
+    # float16 ends at exp(11)
+    return torch.exp(0.2 * x.float()) if kernel == 'exp' else x

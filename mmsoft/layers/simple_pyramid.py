@@ -1,0 +1,43 @@
+"""Maps of four strides from one, as ViTDet makes them.
+
+Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection", ECCV 2022.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of a map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> the same shape."""
+        y = nn.functional.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
+        return y.permute(0, 3, 1, 2)
+
+
+class SimplePyramid(nn.Module):
+    """One map of stride 16 to those of strides 4, 8, 16 and 32, with C / 4, C / 2, C and C channels.
+
+    ``levels`` (0 to 3) are those wanted. The necks that follow in detectors bring them to one width.
+    """
+
+    def __init__(self, dim: int, levels: Sequence[int]) -> None:
+        super().__init__()
+        half = dim // 2
+        build = (
+            lambda: nn.Sequential(_double(dim, half), ChannelNorm(half), nn.GELU(), _double(half, half // 2)),
+            lambda: _double(dim, half),
+            nn.Identity,
+            lambda: nn.MaxPool2d(2, ceil_mode=True),
+        )
+        self.levels = nn.ModuleDict({str(level): build[level]() for level in levels})
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """x (B, C, H, W) -> maps of 4 H, 2 H, H and H / 2 rows (rounded up)."""
+        return [level(x) for level in self.levels.values()]
+
+
+def _double(dim: int, out: int) -> nn.ConvTranspose2d:
+    return nn.ConvTranspose2d(dim, out, 2, stride=2)

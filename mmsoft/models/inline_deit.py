@@ -1,0 +1,180 @@
+"""InLine-DeiT: a plain vision transformer with InLine attention; the backbone makes a pyramid of its one map.
+
+Han et al., "Bridging the Divide: Reconsidering Softmax and Linear Attention", NeurIPS 2024;
+Touvron et al., "Training data-efficient image transformers & distillation through attention", ICML 2021.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmsoft.layers import InLineAttention, Mlp, PatchEmbed, PositionTable, PreNormBlock, SimplePyramid, embedded_size
+from mmsoft.layers.inline_attention import KERNELS
+from mmsoft.ops import to_map, to_tokens
+from mmsoft.ops.checks import choose, whole
+
+from .archs import STRIDES
+from .backbone import Backbone, drop_path_rates, image_sides, init_linear
+from .classifier import OUTPUT_FORMATS, Classifier, as_format, take_indices
+from .inline_archs import DEIT_ARCHS, DEIT_SIZES, InLineArch, resolve_inline_arch
+from .options import reject_unknown
+from .stage import run_layer, to_channels_last
+
+PATCH = 16
+
+
+class InLineDeiT(Backbone):
+    """The backbone: all layers run at stride 16, and a simple pyramid makes maps of strides 4 to 32 of their result.
+
+    The class token stays in, as attention was trained with it.
+
+    Args:
+        arch: A name of ``inline_archs.DEIT_ARCHS`` or ``dict(dims=(C,), heads=(h,), depths=(n,))``.
+        kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
+        in_channels: Channels of the image.
+        img_size: Image size whose grid the position table has, by default that of the arch; other sizes resize it.
+        out_indices: Maps of the pyramid that are returned: strides 4, 8, 16, 32 and C / 4, C / 2, C, C channels.
+        frozen_stages: -1 freezes nothing, 0 the embedding and positions, k also the first k layers.
+        with_cp: Checkpoint every layer: less memory, more time.
+        drop_path_rate: Stochastic depth of the last layer; it rises linearly from 0.
+        init_cfg: As in MMEngine; ``dict(type='Pretrained', checkpoint=...)`` loads weights.
+    """
+
+    def __init__(
+        self,
+        arch: 'str | Mapping | InLineArch' = 'tiny',
+        *,
+        kernel: str = 'identity',
+        in_channels: int = 3,
+        img_size: int | tuple[int, int] | None = None,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        drop_path_rate: float = 0.1,
+        init_cfg: dict | list | None = None,
+        **unknown: Any,
+    ) -> None:
+        reject_unknown(type(self), unknown)
+        if img_size is None:
+            img_size = DEIT_SIZES.get(arch, 224) if isinstance(arch, str) else 224
+        arch = resolve_inline_arch(arch, DEIT_ARCHS, stages=1, mixed=False)
+        (dim,), (heads,), (depth,) = arch.dims, arch.heads, arch.depths
+        if dim % 4:
+            raise ValueError(f'arch dims must be a multiple of 4, for the pyramid; got {dim}')
+        super().__init__((dim // 4, dim // 2, dim, dim), STRIDES, out_indices, frozen_stages, False, init_cfg, depth)
+        self.arch, self.kernel, self.with_cp = arch, choose('kernel', kernel, KERNELS), with_cp
+        self.in_channels, self.img_size = whole('in_channels', in_channels), image_sides(img_size)
+        self.embed = PatchEmbed(in_channels, dim, PATCH, PATCH, norm=False)
+        self.position = PositionTable(embedded_size(self.img_size, PATCH), dim)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
+        self.cls_position = nn.Parameter(torch.empty(1, 1, dim))
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        nn.init.trunc_normal_(self.cls_position, std=0.02)
+        (rates,) = drop_path_rates(drop_path_rate, arch.depths)
+        self.blocks = nn.ModuleList(
+            PreNormBlock(dim, InLineAttention(dim, heads, kernel), Mlp(dim, 4 * dim), rate, eps=1e-6) for rate in rates
+        )
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.pyramid = SimplePyramid(dim, self.out_indices)
+        self.apply(init_linear)
+        self.train()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Images (B, C, H, W) -> chosen maps (B, channels, H / stride, W / stride), rounded up; contiguous."""
+        height, width = x.shape[-2:]
+        tokens, grid = self._embedded(x)
+        for block in self.blocks:
+            tokens = run_layer(block, tokens, grid, self.with_cp)
+        maps = self.pyramid(to_map(self.norm(tokens[:, 1:]), grid))
+        sizes = [embedded_size((height, width), stride) for stride in self.strides]
+        # the grid may reach beyond the image, at the right and bottom
+        return tuple(m[:, :, : size[0], : size[1]].contiguous() for m, size in zip(maps, sizes))  # noqa: B905
+
+    def _embedded(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Images -> tokens (B, 1 + H' * W', dim), the class token first, and their grid."""
+        x = self.position(self.embed(to_channels_last(x, self.in_channels)))
+        token = (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)
+        return torch.cat((token, to_tokens(x)), 1), (x.shape[2], x.shape[3])
+
+    def train(self, mode: bool = True) -> 'InLineDeiT':
+        """As any backbone; the class token freezes with the embedding."""
+        super().train(mode)
+        if self.frozen_stages >= 0:
+            self.cls_token.requires_grad_(False)
+            self.cls_position.requires_grad_(False)
+        return self
+
+    def _frozen_modules(self) -> list[nn.Module]:
+        if self.frozen_stages < 0:
+            return []
+        all_layers = [self.norm] if self.frozen_stages == len(self.blocks) else []
+        return [self.embed, self.position, *self.blocks[: self.frozen_stages], *all_layers]
+
+
+class InLineDeiTClassifier(Classifier, InLineDeiT):
+    """Images to logits through the class token; options also of :class:`Classifier`. There is no pyramid."""
+
+    pools = ('token', 'avg', '')
+
+    def __init__(self, arch: 'str | Mapping | InLineArch' = 'tiny', **options: Any) -> None:
+        super().__init__(arch, **options)
+        del self.pyramid
+        self.num_prefix_tokens = 1
+        self.feature_info = [
+            dict(num_chs=self.num_features, reduction=PATCH, module=f'blocks.{i}') for i in range(len(self.blocks))
+        ]
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) -> normalised tokens (B, 1 + N, dim), the class token first."""
+        x, grid = self._embedded(x)
+        for block in self.blocks:
+            x = block(x, grid) if torch.jit.is_scripting() else run_layer(block, x, grid, self.with_cp)
+        return self.norm(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = 'NCHW',
+        intermediates_only: bool = False,
+    ) -> 'list[Tensor] | tuple[Tensor, list[Tensor]]':
+        """Maps of layers, all of stride 16, as timm asks for them; class tokens left out.
+
+        ``indices``: layer numbers, the last so many, or all; ``norm``: apply the final norm to every
+        map; ``stop_early``: leave layers after the last map out. Unless ``intermediates_only``, also what
+        forward_features gives.
+        """
+        choose('output_fmt', output_fmt, OUTPUT_FORMATS)
+        wanted = take_indices(indices, len(self.blocks), 'layer')
+        x, grid = self._embedded(x)
+        maps = []
+        for index, block in enumerate(self.blocks):
+            if index > wanted[-1] and (stop_early or intermediates_only):
+                break
+            x = run_layer(block, x, grid, self.with_cp)
+            if index in wanted:
+                tokens = x[:, 1:]
+                maps.append(as_format(to_map(self.norm(tokens) if norm else tokens, grid), output_fmt))
+        return maps if intermediates_only else (self.norm(x), maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the maps of these layers do not need; their numbers."""
+        wanted = take_indices(indices, len(self.blocks), 'layer')
+        self.blocks = self.blocks[: wanted[-1] + 1]
+        self._prune_rest(prune_norm, prune_head)
+        return wanted
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute every layer in backward, as ``with_cp``."""
+        self.with_cp = enable
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that order parameters by depth, for layer-wise learning rates."""
+        blocks = [(r'^blocks\.(\d+)', None), (r'^norm', (99999,))]
+        return dict(stem=r'^cls_token|^cls_position|^embed|^position', blocks=blocks)

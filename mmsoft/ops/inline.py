@@ -1,0 +1,100 @@
+"""Injective linear attention, whose rows are brought to sum 1 by subtraction, and a local term with predicted kernels.
+
+Han et al., "Bridging the Divide: Reconsidering Softmax and Linear Attention", NeurIPS 2024.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .checks import check, compute_dtype, is_compiling, no_autocast, saturating_cast
+from .linear import linear_by_head
+
+
+def inline_attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Slow reference in float64: the N x N weights ``s/n q_i.k_j - s/n q_i.mean(k) + 1/n``, times v."""
+    q, k, v = q.double(), k.double(), v.double()
+    count = k.shape[-2]
+    scores = q.shape[-1] ** -0.5 * q @ k.transpose(-1, -2) / count  # (B, h, N, n)
+    weights = scores - scores.mean(-1, keepdim=True) + 1 / count
+    return weights @ v
+
+
+def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``y_i = s/n q_i (K' V) + (1 - s q_i.mean(k)) mean(v)`` with ``s = d^(-1/2)``, in O(N d e).
+
+    q (B, h, N, d) and k (B, h, n, d), both after the kernel function, v (B, h, n, e) -> (B, h, N, e) in
+    v's dtype, computed in float32 or better whatever the autocast dtype.
+    """
+    dtype = compute_dtype([q, k, v])
+    if torch.jit.is_scripting():  # it knows no contexts
+        matrix, mean = _summary(k.to(dtype), v.to(dtype))
+        return saturating_cast(torch.matmul(q.to(dtype), matrix) + mean, v.dtype)
+    check(
+        q.dim() == k.dim() == v.dim() == 4
+        and q.shape[:2] == k.shape[:2] == v.shape[:2]
+        and q.shape[3] == k.shape[3]
+        and k.shape[2] == v.shape[2],
+        'inline_attention takes q (B, h, N, d), k (B, h, n, d), v (B, h, n, e)',
+        q=q,
+        k=k,
+        v=v,
+    )
+    with no_autocast(q):
+        matrix, mean = _summary(k.to(dtype), v.to(dtype))
+        y = linear_by_head(q.to(dtype).transpose(1, 2), matrix.transpose(-1, -2), mean.squeeze(2))
+        return saturating_cast(y.transpose(1, 2), v.dtype)
+
+
+def _summary(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """All that queries see of k (B, h, n, d) and v (B, h, n, e): matrix (B, h, d, e) and mean (B, h, 1, e).
+
+    ``y = q s/n (K - mean(k))' V + mean(v)``, the same sum in another order: with centred keys its large terms
+    do not cancel.
+    """
+    centred = k - k.mean(2, keepdim=True)
+    # each factor carries half of s / n: neither grows with the image
+    scale = (k.shape[-1] ** -0.5 / k.shape[-2]) ** 0.5
+    matrix = torch.matmul((scale * centred).transpose(-1, -2), scale * v)
+    return matrix, v.mean(2, keepdim=True)
+
+
+def dynamic_depthwise_reference(x: Tensor, kernels: Tensor) -> Tensor:
+    """Slow reference of :func:`dynamic_depthwise` in float64: one convolution an image and channel."""
+    pairs = zip(x.double().flatten(0, 1), kernels.double().flatten(0, 1), strict=True)
+    planes = [F.conv2d(plane[None, None], kernel[None, None], padding=1) for plane, kernel in pairs]
+    return torch.cat(planes).view(x.shape)
+
+
+def dynamic_depthwise(x: Tensor, kernels: Tensor) -> Tensor:
+    """A 3 x 3 convolution, zero-padded, with kernels of each image's own: x (B, C, H, W), kernels (B, C, 3, 3).
+
+    As one convolution it has B C groups, and a graph that is exported would hold that number: graphs are a
+    sum of nine shifted products. CPUs have a fast convolution for each image that is channels last.
+    """
+    if torch.jit.is_scripting():
+        return _shifted_products(x, kernels)
+    check(
+        x.dim() == 4 and kernels.shape == (*x.shape[:2], 3, 3),
+        'dynamic_depthwise takes x (B, C, H, W) and kernels (B, C, 3, 3)',
+        x=x,
+        kernels=kernels,
+    )
+    if is_compiling() or not x.numel():
+        return _shifted_products(x, kernels)
+    batch, channels = x.shape[:2]
+    if x.device.type == 'cpu':
+        images = [(x[i : i + 1], kernels[i].unsqueeze(1)) for i in range(batch)]
+        return torch.cat([F.conv2d(image, kernel, padding=1, groups=channels) for image, kernel in images])
+    planes, weight = x.flatten(0, 1).unsqueeze(0), kernels.flatten(0, 1).unsqueeze(1)
+    return F.conv2d(planes, weight, padding=1, groups=batch * channels).view(x.shape)
+
+
+def _shifted_products(x: Tensor, kernels: Tensor) -> Tensor:
+    height, width = x.shape[2], x.shape[3]
+    padded = F.pad(x, (1, 1, 1, 1))
+    y = torch.zeros_like(x)
+    for i in range(3):
+        for j in range(3):
+            y = y + padded[:, :, i : i + height, j : j + width] * kernels[:, :, i, j, None, None]
+    return y
