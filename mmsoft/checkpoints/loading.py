@@ -169,7 +169,7 @@ def take_prefix(weights: Mapping[str, Tensor], prefix: str, source: str) -> dict
 
 
 def _not_needed(name: str, own: Mapping[str, Tensor]) -> bool:
-    """Parts that the model leaves out on purpose: a classifier's head, a pyramid's level, stages past the last output."""
+    """Parts that models leave out on purpose: a classifier's head, a pyramid's level, stages past the last output."""
     if CLASSIFIER_PARTS.match(name):
         return 'head.weight' not in own
     part = re.match(r'stages\.\d+\.|norm\.|pyramid\.levels\.\d+\.', name)
