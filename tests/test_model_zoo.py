@@ -38,7 +38,7 @@ def test_parameters_are_those_of_the_model(model):
 
 
 def test_numbers_of_the_paper_belong_to_its_recipes():
-    """SOFT's prints ImageNet, 1x and, but for tiny, UperNet; of InLine ImageNet was at hand. None of ours was measured."""
+    """SOFT's has ImageNet, 1x and, but for tiny, UperNet; of InLine ImageNet was at hand; ours were not measured."""
     for model in MODELS:
         name = model['Name']
         paper = [result for result in model['Results'] if result['Origin'] == 'paper']
