@@ -24,10 +24,16 @@ SHIPPED = dict(
 WORLDS = dict(retinanet='coco', mask_rcnn='coco', upernet='cityscapes', classifier='imagenet')
 
 
+# Narrow architectures of the InLine families that are not a pyramid of any widths.
+DOUBLING = dict(dims=(16, 32, 64, 128), heads=(2, 4, 8, 16), depths=(1, 1, 2, 1))
+PLAIN = dict(dims=(48,), heads=(3,), depths=(2,))
+
+
 def narrow_model(model: ConfigDict) -> None:
-    """Widths of MINI, and heads to match."""
-    dims = list(MINI['dims'])
-    model.backbone.arch = MINI
+    """Widths of MINI, or as the family of the backbone asks, and heads to match."""
+    kind = model.backbone.type
+    model.backbone.arch = arch = DOUBLING if 'Swin' in kind else PLAIN if 'DeiT' in kind else MINI
+    dims = list(arch['dims'])
     if 'neck' in model:
         model.neck.update(in_channels=dims, out_channels=32)
         for head in (model.get('bbox_head'), model.get('rpn_head')):

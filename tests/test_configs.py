@@ -3,6 +3,7 @@
 import importlib
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,18 +22,27 @@ from mmsoft.datasets.class_folders import ClassSample
 from mmsoft.engine.config import check_pretrained, load_config, without_pretrained
 
 CONFIGS = sorted((Path(__file__).parent.parent / 'configs').glob('*.py'))
-# Table 3 to 5 of the paper: parameters of the whole model, in millions.
+METHODS = ('retinanet', 'mask_rcnn', 'upernet', 'classifier')
+# Parameters of the whole model, in millions: Tables 3 to 5 of SOFT's paper, and what InLine's code has.
 PAPER = {
-    'retinanet': dict(tiny=23, small=38, medium=59, large=98),
-    'mask_rcnn': dict(tiny=33, small=48, medium=69, large=106),
-    'upernet': dict(small=60, medium=81, large=121),
+    ('retinanet', 'soft'): dict(tiny=23, small=38, medium=59, large=98),
+    ('mask_rcnn', 'soft'): dict(tiny=33, small=48, medium=69, large=106),
+    ('upernet', 'soft'): dict(small=60, medium=81, large=121),
     # with a head of 1000 classes; the paper prints 13, 27, 48 and 85
-    'classifier': dict(tiny=13.07, small=28.38, medium=49.58, large=87.29),
+    ('classifier', 'soft'): dict(tiny=13.07, small=28.38, medium=49.58, large=87.29),
+    ('classifier', 'inline_pvt'): dict(tiny=12.03, small=21.56, medium=37.62, large=51.15),
+    ('classifier', 'inline_swin'): dict(tiny=29.22, small=49.79, base=88.35),
+    ('classifier', 'inline_deit'): dict(tiny=6.48, small=16.73, base=23.80),
+    ('classifier', 'inline_cswin'): dict(tiny=20.60, small=33.03, base=73.41),
 }
 
 
 def method_of(path):
-    return 'classifier' if 'in1k' in path.name else path.name.split('_soft')[0]
+    return 'classifier' if 'in1k' in path.name else re.split('_(?:soft|inline)', path.name)[0]
+
+
+def family_of(path):
+    return re.search(r'soft|inline_(pvt|swin|deit|cswin)', path.name)[0]
 
 
 def build(cfg, narrow=False):
@@ -44,8 +54,9 @@ def build(cfg, narrow=False):
 
 
 def test_there_are_configs():
-    assert len(CONFIGS) == 32
-    assert {method_of(path) for path in CONFIGS} == set(PAPER)
+    assert len(CONFIGS) == 60
+    assert {method_of(path) for path in CONFIGS} == set(METHODS)
+    assert {family_of(path) for path in CONFIGS} == {family for _, family in PAPER}
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
@@ -62,16 +73,17 @@ def test_sizes_recipes_and_predictions(path):
     with torch.device('meta'):
         model = build(cfg)
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    arch = next(part for part in path.stem.split('_') if part in ('tiny', 'small', 'medium', 'large'))
-    expected = PAPER[method].get(arch)
-    assert expected is None or abs(millions / expected - 1) < 0.03, millions
+    arch = next(part for part in path.stem.split('_') if part in ('tiny', 'small', 'medium', 'base', 'large'))
+    family = family_of(path)
+    expected = PAPER.get((method, family), {}).get(arch)
+    assert expected is None or abs(millions / expected - 1) < (0.03 if family == 'soft' else 0.0005), millions
     optimizer = build_optim_wrapper(model, cfg.optim_wrapper).optimizer
     names = {id(p): name for name, p in model.named_parameters()}
     decayed = {names[id(p)] for group in optimizer.param_groups if group['weight_decay'] for p in group['params']}
     for name, parameter in model.named_parameters():
         matrix = name.endswith(('weight', 'attn.local')) and parameter.dim() > 1  # not tables, not the class token
         assert (name in decayed) == matrix, (name, tuple(parameter.shape))
-    batch = 1024 if method == 'classifier' else 8 if 'cityscapes' in path.name else 16
+    batch = dict(classifier=1024 if family == 'soft' else 512).get(method, 8 if 'cityscapes' in path.name else 16)
     assert cfg.auto_scale_lr == dict(enable=method == 'classifier', base_batch_size=batch)
     model = build(load_config(path), narrow=True)
     model.eval()
@@ -80,7 +92,8 @@ def test_sizes_recipes_and_predictions(path):
         (sample,) = model.test_step(data)
     if method == 'classifier':
         assert sample.pred_scores.sum() == pytest.approx(1)
-        assert model.backbone.attn == ('soft_pp' if 'soft_pp' in path.name else 'soft')
+        if family == 'soft':
+            assert model.backbone.attn == ('soft_pp' if 'soft_pp' in path.name else 'soft')
     elif method == 'upernet':
         assert sample.pred_sem_seg.data.shape == (1, 70, 90)
     else:
@@ -121,10 +134,13 @@ def example(model, count, train):
     )
 
 
-@pytest.mark.parametrize('method', sorted(PAPER))
-def test_every_parameter_learns(method):
+TINY = {(method_of(path), family_of(path)): path for path in CONFIGS if 'tiny' in path.name}
+
+
+@pytest.mark.parametrize(('method', 'family'), sorted(TINY))
+def test_every_parameter_learns(method, family):
     """No unused parameters: DDP needs no find_unused_parameters."""
-    path = next(path for path in CONFIGS if method_of(path) == method and 'tiny' in path.name)
+    path = TINY[method, family]
     model = build(load_config(path), narrow=True)
     data = model.data_preprocessor(example(model, 2, train=True), True)
     losses = model(**data, mode='loss')
@@ -157,6 +173,42 @@ def test_schedules_hold_their_arithmetic():
         assert cfg.param_scheduler[1].end == cfg.train_cfg.max_iters
         assert cfg.train_cfg.max_iters % cfg.default_hooks.checkpoint.interval == 0
         assert cfg.default_hooks.checkpoint.interval == cfg.train_cfg.val_interval
+
+
+# Of InLine's own training: epochs of warm-up, last lr, drop path, clipped norm of gradients, size of the images.
+INLINE = {
+    'pvt': dict(tiny=(5, 5e-6, 0.1, None, 224), small=(5, 5e-6, 0.1, None, 224))
+    | dict(medium=(5, 5e-6, 0.3, 1, 224), large=(5, 5e-6, 0.3, 1, 224)),
+    'swin': dict(tiny=(20, 5e-6, 0.2, 5, 224), small=(20, 5e-6, 0.3, 5, 224), base=(20, 5e-6, 0.5, 5, 224)),
+    'deit': dict(tiny=(20, 5e-6, 0.1, 5, 224), small=(20, 5e-6, 0.1, 5, 288), base=(20, 5e-6, 0.1, 5, 448)),
+    'cswin': dict(tiny=(20, 1e-5, 0.2, None, 224), small=(20, 1e-5, 0.4, None, 224), base=(20, 1e-5, 0.5, None, 224)),
+}
+
+
+@pytest.mark.parametrize('family', INLINE)
+def test_recipes_of_inline_are_its_authors(family):
+    for arch, (warmup_epochs, min_lr, drop_path_rate, clip, size) in INLINE[family].items():
+        cfg = load_config(mmsoft.config_path(f'inline_{family}_{arch}_300e_in1k'))
+        schedule, *average, _ = cfg.custom_hooks
+        assert schedule == dict(
+            type='mmsoft.CosineSchedule', warmup_epochs=warmup_epochs, warmup_lr=5e-7, min_lr=min_lr
+        )
+        batch = 8 * cfg.train_dataloader.batch_size
+        decay = round(0.9996 ** (batch / 4096), 5)
+        assert average == ([dict(type='mmsoft.AverageWeights', decay=decay)] if family == 'cswin' else [])
+        optimizer = cfg.optim_wrapper.optimizer
+        assert (optimizer.lr, optimizer.weight_decay) == (5e-4, 0.1 if (family, arch) == ('cswin', 'base') else 0.05)
+        assert cfg.optim_wrapper.clip_grad == (clip and dict(max_norm=clip))
+        assert (cfg.model.backbone.drop_path_rate, cfg.model.backbone.img_size) == (drop_path_rate, size)
+        for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+            assert loader.dataset.transform.input_size == size
+        assert cfg.test_dataloader.dataset.transform.crop_pct == 224 / 256
+        others = [path for path in CONFIGS if re.search(f'_inline_{family}_{arch}_', path.name)]
+        assert bool(others) == (family != 'deit')
+        for path in others:
+            backbone = load_config(path).model.backbone
+            assert (backbone.arch, backbone.drop_path_rate) == (arch, drop_path_rate)
+            assert backbone.init_cfg.checkpoint == f'pretrained/inline_{family}_{arch}.pth'
 
 
 @pytest.mark.parametrize('how', ['relative path', 'installed package'])
@@ -209,7 +261,7 @@ def test_options_move_the_data_and_name_mistakes(monkeypatch):
         load_config(path, {'optim_wraper.optimizer.lr': 1})
     with pytest.raises(FileNotFoundError, match=r"config 'configs/retina.py' does not exist"):
         load_config('configs/retina.py')
-    with pytest.raises(FileNotFoundError, match="no config 'retina'; it has mask_rcnn_soft"):
+    with pytest.raises(FileNotFoundError, match="no config 'retina'; it has inline_cswin_base_300e_in1k, "):
         mmsoft.config_path('retina')
 
 

@@ -25,7 +25,7 @@ from mmsoft.checkpoints.soft_names import convert_published_soft, convert_to_pub
 from mmsoft.engine.config import check_pretrained
 from mmsoft.engine.publishing import _without_folders, publish
 from mmsoft.engine.runner import Runner
-from mmsoft.models import ARCHS, SOFT, SOFTClassifier
+from mmsoft.models import ARCHS, SOFT, Arch, SOFTClassifier
 
 
 @pytest.fixture(scope='module')
@@ -74,7 +74,8 @@ def test_architectures_are_read_from_our_weights():
         read = read_architecture(weights)
         assert (read.name, read.arch, read.num_classes) == (name, arch, 5)
     wide = read_architecture(SOFT(MINI, in_channels=4, img_size=(96, 130)).state_dict())
-    assert (wide.in_channels, wide.img_size, wide.num_classes, wide.name) == (4, (96, 132), None, None)
+    assert wide.options == dict(arch=Arch(**MINI), in_channels=4, img_size=(96, 132))
+    assert (wide.num_classes, wide.name) == (None, None)
     assert wide.build().state_dict()['stages.3.position.table'].shape == (1, 3, 5, 64)
     with pytest.raises(CheckpointError, match=r"lack 'stages\.2\.position\.table'"):
         read_architecture(SOFT(MINI, out_indices=(0, 1)).state_dict())
@@ -89,7 +90,7 @@ def test_conversion_as_a_user_calls_it(theirs, tmp_path):
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert rows['direction'] == "the authors' names -> ours"
     assert (rows['dims'], rows['heads'], rows['depths'], rows['classes']) == ('16 32 48 64', '1 2 3 4', '1 1 2 1', '10')
-    assert rows['image'].startswith('224 x 224')
+    assert rows['img_size'] == '224 224'
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode != 0
     assert (
@@ -113,7 +114,7 @@ def test_conversion_of_parts_and_of_detectors(theirs, tmp_path):
     weights = trained(SOFT(MINI))
     inside = {f'backbone.{name}': value for name, value in weights.items()}
     torch.save(dict(state_dict=inside | {'neck.weight': torch.ones(2)}, meta={}), tmp_path / 'det.pth')
-    assert '1 tensors outside of the backbone are left out' in convert(
+    assert "1 tensors outside of the authors' model are left out" in convert(
         tmp_path / 'det.pth', tmp_path / 'det_theirs.pth'
     )
     assert same(load(tmp_path / 'det_theirs.pth'), weights)
@@ -131,7 +132,7 @@ def test_conversion_of_parts_and_of_detectors(theirs, tmp_path):
         ('odd.pth', 'x.pth', {}, r'unexpected +1 [^\n]+\n +stages\.0\.extra'),
         ('flat.pth', 'x.pth', {}, r'pos_embed2 must have the shape \(1, entries, channels\); got \(4,\)'),
         ('two.pth', 'x.pth', {}, r'two\.pth. do not translate back'),
-        ('backbone.pth', 'x.pth', dict(part='classifier'), r'no cls_token, cls_position, head\.weight'),
+        ('backbone.pth', 'x.pth', dict(part='classifier'), r'no cls_token, cls_position, head;'),
         ('theirs.pth', 'x.bin', {}, r"must end in \.pth or \.safetensors; got .*x\.bin"),
         ('theirs.pth', 'no/x.pth', {}, r"folder .*no' of the target does not exist"),
         ('none.pth', 'x.pth', {}, r"none\.pth' does not exist"),

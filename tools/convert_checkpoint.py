@@ -1,4 +1,4 @@
-"""Convert SOFT weights: a file with the authors' names to ours, one of ours to theirs; its names tell which."""
+"""Convert SOFT or InLine weights: the authors' names to ours, ours to theirs; those of the file tell which."""
 
 import argparse
 

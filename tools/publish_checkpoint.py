@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument('source', metavar='SRC', help='a checkpoint of training, or bare weights')
     parser.add_argument('--out-dir', help='by default beside SRC')
     parser.add_argument('--name', help="before the hash; by default the config's or SRC's")
-    parser.add_argument('--part', choices=CHOICES, default='model', help='all (default), or its SOFT part alone')
+    parser.add_argument('--part', choices=CHOICES, default='model', help='all (default), or our part of it alone')
     parser.add_argument('--metrics', metavar='FILE.json', help='by default metrics.json beside SRC, if it is of SRC')
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'

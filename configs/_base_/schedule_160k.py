@@ -3,6 +3,8 @@
 The paper prints lr 6e-4; Swin's recipe in mmsegmentation, otherwise the same, has 6e-5.
 """
 
+_base_ = './no_decay.py'
+
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=160000, val_interval=16000)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
@@ -13,7 +15,6 @@ param_scheduler = [
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=6e-4, betas=(0.9, 0.999), weight_decay=0.01),
-    paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys={'position.table': dict(decay_mult=0.0)}),
 )
 auto_scale_lr = dict(enable=False, base_batch_size=16)
 default_hooks = dict(

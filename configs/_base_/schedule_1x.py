@@ -4,6 +4,8 @@
 8 and after 11 epochs.
 """
 
+_base_ = './no_decay.py'
+
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=1)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
@@ -14,7 +16,5 @@ param_scheduler = [
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.01),
-    # no weight decay on norms, biases and position tables
-    paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys={'position.table': dict(decay_mult=0.0)}),
 )
 auto_scale_lr = dict(enable=False, base_batch_size=16)  # 8 devices x 2 images

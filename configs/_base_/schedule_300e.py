@@ -3,6 +3,8 @@
 1,281,167 images / 1024 = 1,251 iterations an epoch, 375,300 in all, 12,510 of warm-up.
 """
 
+_base_ = './no_decay.py'
+
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=300, val_interval=1)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
@@ -11,16 +13,6 @@ optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', betas=(0.9, 0.999), weight_decay=0.05),
     clip_grad=dict(max_norm=1.0),
-    # no weight decay on norms, biases, position tables and the class token
-    paramwise_cfg=dict(
-        norm_decay_mult=0.0,
-        bias_decay_mult=0.0,
-        custom_keys={
-            'position.table': dict(decay_mult=0.0),
-            'cls_token': dict(decay_mult=0.0),
-            'cls_position': dict(decay_mult=0.0),
-        },
-    ),
 )
 auto_scale_lr = dict(enable=True, base_batch_size=1024)  # 8 devices x 128 images
 default_hooks = dict(

@@ -1,73 +1,62 @@
-"""What the shapes of weights tell of the model that they belong to."""
+"""What weights tell of the model that they belong to."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from mmsoft.models import ARCHS, SOFT, Arch, SOFTClassifier
-
+from .families import FAMILIES, Family, our_family
 from .messages import CheckpointError
 
 
 class Architecture(NamedTuple):
-    """Options that weights with our names show; ``num_classes`` is None for a backbone.
+    """Options of the constructor that weights with our names show; ``num_classes`` is None for a backbone."""
 
-    ``attn``, 'soft' or 'soft_pp', is not among them: both have the same weights.
-    """
-
-    arch: Arch
-    in_channels: int
-    img_size: tuple[int, int]
+    family: Family
+    options: dict[str, Any]
     num_classes: int | None
+
+    @property
+    def arch(self) -> tuple:
+        return self.options['arch']
 
     @property
     def name(self) -> str | None:
         """The name of a family's member, if it is one."""
-        return next((name for name, arch in ARCHS.items() if arch == self.arch), None)
+        return next((name for name, arch in self.family.archs.items() if arch == self.arch), None)
 
-    def build(self, **options: Any) -> SOFT:
+    def build(self, **options: Any) -> nn.Module:
         """A classifier or backbone of this architecture; ``options`` replace what was read."""
-        read = self._asdict()
         if self.num_classes is None:
-            del read['num_classes']
-        return (SOFT if self.num_classes is None else SOFTClassifier)(**read | options)
+            return self.family.backbone(**self.options | options)
+        return self.family.classifier(**self.options | dict(num_classes=self.num_classes) | options)
 
     def rows(self) -> list[tuple[str, str]]:
         """Labels and values, for a table."""
-        height, width = self.img_size
-        return [
+        kind = 'a backbone' if self.num_classes is None else 'a classifier'
+        option, default = self.family.unseen
+        rows = [
+            ('model', f'{kind}, {self.family.title}; its option {option} ({default!r} unless given) leaves no trace'),
             ('arch', self.name or 'of its own'),
-            *((field, ' '.join(map(str, sizes))) for field, sizes in zip(Arch._fields, self.arch, strict=True)),
-            ('image', f'{height} x {width}, {self.in_channels} channels'),
-            ('classes', 'none' if self.num_classes is None else str(self.num_classes)),
         ]
+        for name, value in {**self.arch._asdict(), **self.options}.items():
+            if name != 'arch':
+                rows.append((name, ' '.join(map(str, value)) if isinstance(value, tuple) else str(value)))
+        return [*rows, ('classes', 'none' if self.num_classes is None else str(self.num_classes))]
 
 
 def read_architecture(weights: Mapping[str, Tensor]) -> Architecture:
-    """The architecture of a SOFT backbone (of all four stages) or classifier from its weights, with our names.
-
-    Heads of stage 4 leave no trace; they are as wide as those of stage 3, as in the whole family.
-    """
+    """The architecture of a backbone (of all its stages) or classifier from its weights, with our names."""
+    family = our_family(weights)
+    if family is None:
+        known = ', '.join(f'{family.title} ({family.example[1]}, ...)' for family in FAMILIES)
+        raise CheckpointError(f'these are not the weights, with our names, of any known model: {known}')
     try:
-        tables = [weights[f'stages.{i}.position.table'].shape for i in range(4)]  # (1, h, w, C)
-        dims = tuple(table[3] for table in tables)
-        heads = tuple(weights[f'stages.{i}.blocks.0.attn.local'].shape[0] for i in range(3))
-        return Architecture(
-            arch=Arch(
-                dims, (*heads, dims[3] * heads[2] // dims[2]), tuple(_count_blocks(weights, i) for i in range(4))
-            ),
-            in_channels=weights['stages.0.embed.0.0.weight'].shape[1],
-            img_size=(4 * tables[0][1], 4 * tables[0][2]),
-            num_classes=weights['head.weight'].shape[0] if 'head.weight' in weights else None,
-        )
-    except (KeyError, IndexError) as error:
+        options = family.options(weights)
+        num_classes = weights['head.weight'].shape[0] if 'head.weight' in weights else None
+    except (KeyError, IndexError, ValueError) as error:
         lacking = f'lack {error}' if isinstance(error, KeyError) else 'have tensors of other dimensions than those'
         raise CheckpointError(
-            f'the weights {lacking}, from which the architecture of a SOFT backbone with four stages is read'
+            f'the weights {lacking}, from which the architecture of a whole {family.title} backbone is read'
         ) from error
-
-
-def _count_blocks(weights: Mapping[str, Tensor], stage: int) -> int:
-    prefix = f'stages.{stage}.blocks.'
-    return len({name.split('.')[3] for name in weights if name.startswith(prefix)})
+    return Architecture(family, options, num_classes)

@@ -1,4 +1,4 @@
-"""Files of SOFT weights from the authors' names to ours and back."""
+"""Files of weights from the authors' names to ours and back."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from .architecture import Architecture, read_architecture
+from .families import FAMILIES, Family, our_family, published_family
 from .files import read_state_dict
-from .loading import CLASSIFIER_PARTS, fit_weights, take_prefix
+from .loading import PYRAMID, fit_weights, take_prefix
 from .messages import CheckpointError
-from .soft_names import convert_published_soft, convert_to_published_soft, is_our_soft, is_published_soft
 from .writing import WRITTEN, to_bytes, write
 
 PARTS = ('classifier', 'backbone')
@@ -31,40 +31,35 @@ def convert(
     count = len(weights)
     if any(name.startswith('backbone.') for name in weights):
         weights = take_prefix(weights, 'backbone.', str(source))
+    family, to_ours = _find_family(weights, str(source))
+    if not to_ours:  # the authors' models have none
+        weights = {name: value for name, value in weights.items() if not name.startswith(PYRAMID)}
     outside = count - len(weights)
-    to_ours = is_published_soft(weights)
-    if not to_ours and not is_our_soft(weights):
-        raise CheckpointError(
-            f"{str(source)!r} holds neither the authors' names of SOFT weights (pos_embed1, ...) nor ours "
-            f'(stages.0.position.table, ...); its first name is {next(iter(weights))!r}'
-        )
-    directions = (convert_published_soft, convert_to_published_soft)
-    there, back = directions if to_ours else reversed(directions)
+    there, back = (family.to_ours, family.to_published) if to_ours else (family.to_published, family.to_ours)
     result = there(weights)
     if not _same(back(result), weights):
         raise CheckpointError(f'the names in {str(source)!r} do not translate back: is it a mixture of two models?')
-    ours = select_part(result if to_ours else weights, part)
+    ours = select_part(result if to_ours else weights, part, family)
     architecture = verify(ours, str(source))
     result = ours if to_ours else there(ours)
     write(to_bytes(result, target.suffix), target)
-    kind = 'a backbone' if architecture.num_classes is None else 'a classifier'
+    left_out = f", of which {outside} tensors outside of the authors' model are left out" if outside else ''
     rows = [
-        ('source', f'{source}, of which {outside} tensors outside of the backbone are left out' if outside else source),
+        ('source', f'{source}{left_out}'),
         ('direction', "the authors' names -> ours" if to_ours else "our names -> the authors'"),
-        ('model', f"{kind}; attn, 'soft' or 'soft_pp', does not show in weights"),
         *architecture.rows(),
         ('tensors', f'{len(result)}, {sum(value.numel() for value in result.values()) / 1e6:.2f} M numbers'),
         ('written', f'{target} ({target.stat().st_size / 2**20:.1f} MiB)'),
     ]
-    return '\n'.join(f'{label:<11}{text}' for label, text in rows)
+    return '\n'.join(f'{label:<13}{text}' for label, text in rows)
 
 
-def select_part(weights: Mapping[str, Tensor], part: str | None) -> dict[str, Tensor]:
-    """Weights of a classifier or backbone, with our names, cut to ``part``."""
+def select_part(weights: Mapping[str, Tensor], part: str | None, family: Family) -> dict[str, Tensor]:
+    """Weights of a classifier or backbone of this family, with our names, cut to ``part``."""
     if part == 'backbone':
-        return {name: value for name, value in weights.items() if not CLASSIFIER_PARTS.match(name)}
+        return {name: value for name, value in weights.items() if name.split('.')[0] not in family.head}
     if part == 'classifier':
-        lacking = [name for name in ('cls_token', 'cls_position', 'head.weight', 'head.bias') if name not in weights]
+        lacking = [name for name in family.head if not any(other.split('.')[0] == name for other in weights)]
         if lacking:
             raise CheckpointError(
                 f'--part classifier: the weights have no {", ".join(lacking)}; of a backbone, --part backbone is all'
@@ -79,6 +74,18 @@ def verify(weights: Mapping[str, Tensor], source: str) -> Architecture:
         model = architecture.build()
     fit_weights(model, weights, source=source)
     return architecture
+
+
+def _find_family(weights: Mapping[str, Tensor], source: str) -> tuple[Family, bool]:
+    """The family of these weights, and whether the names are the authors'."""
+    published, ours = published_family(weights), our_family(weights)
+    if published or ours:
+        return published or ours, bool(published)
+    known = '; '.join(f'{family.title}: {" or ".join(family.example)}' for family in FAMILIES)
+    raise CheckpointError(
+        f"{source!r} holds neither the authors' names of known weights nor ours ({known}); "
+        f'its first name is {next(iter(weights))!r}'
+    )
 
 
 def _same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from mmsoft.layers import resize_table
 from mmsoft.ops.checks import choose
 
+from .families import our_family, with_our_names
 from .files import IGNORED, read_state_dict
 from .messages import CheckpointError, announce
-from .soft_names import convert_published_soft, is_our_soft, is_published_soft
 
 # A classifier's own parts, which a backbone leaves aside.
 CLASSIFIER_PARTS = re.compile(r'(head|cls_token|cls_position)(\.|$)')
+# What a plain network's backbone makes its maps with, and its classifier has no use for.
+PYRAMID = 'pyramid.'
 # Fewer matches than this, of the model's tensors, and the weights are of something else.
 LEAST_MATCHED = 0.5
 NEW_HEADS = ('never', 'differ', 'always')
@@ -40,7 +42,7 @@ class LoadReport:
         'matched': 'loaded as they are',
         'resized': 'loaded after resizing to this image size',
         'left_aside': 'not needed by this model',
-        'fresh': 'kept at their random start, as the options ask',
+        'fresh': 'kept at their random start: asked for, or a pyramid, which no classifier has',
         'missing': 'in the model, not in the weights',
         'unexpected': 'in the weights, not in the model',
         'misshapen': 'of another shape than in the model',
@@ -83,6 +85,8 @@ def fit_weights(
     """What load_weights would load, and its report; the model may be on the meta device."""
     own = {name: value for name, value in model.state_dict().items() if not name.endswith(IGNORED)}
     report, fitted = LoadReport(source, fresh=list(fresh)), {}
+    if not any(name.startswith(PYRAMID) for name in weights):
+        report.fresh += [name for name in own if name.startswith(PYRAMID)]
     for name, value in weights.items():
         if name.endswith(IGNORED) or name in report.fresh:
             continue
@@ -117,14 +121,13 @@ def load(source: str | Path | Mapping, trust: bool = False) -> dict[str, Tensor]
 
     Wrappers are taken off and the authors' names translated; ``backbone.`` of a detector stays.
     """
-    weights = read_state_dict(source, trust)
-    return convert_published_soft(weights) if is_published_soft(weights) else weights
+    return with_our_names(read_state_dict(source, trust))
 
 
 def names_for(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights as ``model`` calls them: the authors' names translated, those of a classifier alone below its place."""
     weights = load(weights)
-    if is_our_soft(weights) and hasattr(model, 'backbone'):
+    if our_family(weights) and hasattr(model, 'backbone'):
         weights = {f'backbone.{name}': value for name, value in weights.items()}
     return weights
 
@@ -150,8 +153,7 @@ def load_pretrained(
         prefix = 'backbone.'
     if prefix:
         weights = take_prefix(weights, prefix.rstrip('.') + '.', source)
-    if is_published_soft(weights):
-        weights = convert_published_soft(weights)
+    weights = with_our_names(weights)
     own, head = model.state_dict(), ('head.weight', 'head.bias')
     same = 'head.weight' in weights and 'head.weight' in own and weights[head[0]].shape == own[head[0]].shape
     fresh = head if head[0] in own and (new_head == 'always' or (new_head == 'differ' and not same)) else ()
@@ -167,8 +169,8 @@ def take_prefix(weights: Mapping[str, Tensor], prefix: str, source: str) -> dict
 
 
 def _not_needed(name: str, own: Mapping[str, Tensor]) -> bool:
-    """Parts that this model leaves out on purpose: the head of a classifier, stages past the last output."""
+    """Parts that models leave out on purpose: a classifier's head, a pyramid's level, stages past the last output."""
     if CLASSIFIER_PARTS.match(name):
         return 'head.weight' not in own
-    part = re.match(r'stages\.\d+\.|norm\.', name)
+    part = re.match(r'stages\.\d+\.|norm\.|pyramid\.levels\.\d+\.', name)
     return bool(part) and not any(other.startswith(part[0]) for other in own)

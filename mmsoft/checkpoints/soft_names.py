@@ -1,13 +1,12 @@
 """Names and layouts of the SOFT weights that the papers' authors publish, and ours: one table, read both ways."""
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from .messages import CheckpointError
+from .renaming import flat_table, renamer, split_table
 
 # Within a layer: the authors' name, ours. ``norm``, ``head`` and ``cls_token`` have one name.
 _SOFT_LAYER = {
@@ -37,25 +36,8 @@ def _pairs() -> Iterator[tuple[str, str]]:
                 yield f'patch_embed{stage + 1}.proj.{3 * unit + part}', f'stages.{stage}.embed.{ours}'
 
 
-def _renamer(pairs: list[tuple[str, str]]) -> Callable[[str], str]:
-    """A function from old names to new ones; a name of no pair stays as it is."""
-    rules = [
-        (re.compile(re.escape(old).replace(r'\*', r'(\d+)') + r'(?=\.|$)'), new.replace('*', r'\1'))
-        for old, new in pairs
-    ]
-
-    def rename(name: str) -> str:
-        for pattern, replacement in rules:
-            match = pattern.match(name)
-            if match:
-                return match.expand(replacement) + name[match.end() :]
-        return name
-
-    return rename
-
-
-_our_name = _renamer(list(_pairs()))
-_published_name = _renamer([(ours, theirs) for theirs, ours in _pairs()])
+_our_name = renamer(_pairs())
+_published_name = renamer((ours, theirs) for theirs, ours in _pairs())
 
 
 def is_published_soft(weights: Mapping[str, Tensor]) -> bool:
@@ -76,7 +58,7 @@ def convert_published_soft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     converted = {}
     for name, value in weights.items():
         if re.fullmatch(r'pos_embed[1-4]', name):
-            stage, grid, leading = int(name[-1]) - 1, *_split_table(name, value)
+            stage, grid, leading = int(name[-1]) - 1, *split_table(name, value)
             converted[f'stages.{stage}.position.table'] = grid
             if leading is not None:
                 converted['cls_position'] = leading
@@ -91,29 +73,10 @@ def convert_to_published_soft(weights: Mapping[str, Tensor]) -> dict[str, Tensor
     for name, value in weights.items():
         table = re.fullmatch(r'stages\.([0-3])\.position\.table', name)
         if table:
-            if value.dim() != 4 or value.shape[1] != value.shape[2]:
-                raise CheckpointError(
-                    f"the authors' layout holds square position tables only; {name} has the shape "
-                    f'{tuple(value.shape)}: load these weights into a model with a square img_size, which resizes it'
-                )
-            value = value.flatten(1, 2)
+            value = flat_table(name, value)
             if table[1] == '3' and 'cls_position' in weights:
                 value = torch.cat((weights['cls_position'], value), 1)
             converted[f'pos_embed{int(table[1]) + 1}'] = value
         elif name != 'cls_position':
             converted[_published_name(name)] = value
     return converted
-
-
-def _split_table(name: str, table: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(1, n, C) -> the (1, s, s, C) grid, and the class token's entry (1, 1, C) if there is one."""
-    if table.dim() != 3 or not table.numel():
-        raise CheckpointError(f'{name} must have the shape (1, entries, channels); got {tuple(table.shape)}')
-    count = table.shape[1]
-    side = math.isqrt(count)
-    if side * side == count:
-        return table.unflatten(1, (side, side)), None
-    side = math.isqrt(count - 1)
-    if side * side == count - 1:
-        return table[:, 1:].unflatten(1, (side, side)), table[:, :1]
-    raise CheckpointError(f'{name} has {count} entries: neither a square grid nor one with a class token')

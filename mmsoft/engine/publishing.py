@@ -12,10 +12,10 @@ import torch
 from mmengine.config import Config
 
 from mmsoft.checkpoints import EMA_KEY, CheckpointError, load, read_checkpoint
-from mmsoft.checkpoints.architecture import Architecture, read_architecture
+from mmsoft.checkpoints.architecture import read_architecture
 from mmsoft.checkpoints.converting import PARTS, select_part, verify
+from mmsoft.checkpoints.families import our_family
 from mmsoft.checkpoints.loading import take_prefix
-from mmsoft.checkpoints.soft_names import is_our_soft
 from mmsoft.checkpoints.sources import HASH_LENGTH, is_remote, sha256_of
 from mmsoft.checkpoints.writing import WRITTEN, to_bytes, write
 
@@ -40,7 +40,7 @@ def publish(
     """Write ``<name>-<hash>.pth``, ``<name>-<hash>.safetensors`` and the card ``<name>.json``; what was done, as text.
 
     Averaged weights (``state_dict_ema``) are taken where there are some. ``part`` is all of the
-    ``model``, or its SOFT ``classifier`` or ``backbone`` alone. Of absolute paths in the config and
+    ``model``, or our ``classifier`` or ``backbone`` in it alone. Of absolute paths in the config and
     the metadata the last component stays; the work directory and what was loaded or resumed go.
     Equal content gives equal files and names.
     """
@@ -84,7 +84,10 @@ def _select(weights: dict[str, torch.Tensor], part: str, source: str) -> dict[st
         return weights
     if any(key.startswith('backbone.') for key in weights):
         weights = take_prefix(weights, 'backbone.', source)
-    weights = select_part(weights, part)
+    family = our_family(weights)
+    if family is None:
+        raise CheckpointError(f'--part {part}: {source!r} holds no backbone of ours; publish it as --part model')
+    weights = select_part(weights, part, family)
     verify(weights, source)
     return weights
 
@@ -188,21 +191,24 @@ def _without_folders(text: str) -> str:
 
 
 def _architecture(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict | None:
-    """What the weights of a SOFT classifier or backbone show, also inside of a larger model, and its attention."""
+    """What the weights of a classifier or backbone show, also inside of a larger model, and the option they do not."""
     if any(key.startswith('backbone.') for key in weights):
         weights = take_prefix(weights, 'backbone.', 'the model')
-    if not is_our_soft(weights):
-        return None
     try:
-        read: Architecture = read_architecture(weights)
-    except CheckpointError:  # of a backbone without its last stages
+        read = read_architecture(weights)
+    except CheckpointError:  # of another model, or of a backbone without its last stages
         return None
-    types = ('mmsoft.SOFT', 'mmsoft.SOFTClassifier')
+    types = {f'mmsoft.{kind.__name__}' for kind in (read.family.backbone, read.family.classifier)}
     part = next((part for part in walk_dicts(config.get('model')) if part.get('type') in types), None)
-    attention = part.get('attn', 'soft_pp') if part else None
-    model = config.get('model', {}).get('type')
-    return dict(model=model, arch=read.name, **read.arch._asdict(), attn=attention) | {
-        key: value for key, value in read._asdict().items() if key != 'arch'
+    option, default = read.family.unseen
+    shown = read.arch._asdict() | {key: value for key, value in read.options.items() if key != 'arch'}
+    return {
+        'model': config.get('model', {}).get('type'),
+        'family': read.family.title,
+        'arch': read.name,
+        option: part.get(option, default) if part else None,
+        **shown,
+        'num_classes': read.num_classes,
     }
 
 

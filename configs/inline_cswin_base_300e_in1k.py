@@ -1,0 +1,4 @@
+_base_ = ['_base_/classifier.py', '_base_/in1k.py', '_base_/schedule_300e_inline_cswin.py', '_base_/runtime_cls.py']
+
+model = dict(backbone=dict(type='mmsoft.InLineCSwinClassifier', arch='base', drop_path_rate=0.5))
+optim_wrapper = dict(optimizer=dict(weight_decay=0.1))

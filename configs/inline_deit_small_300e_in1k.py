@@ -1,0 +1,6 @@
+_base_ = ['_base_/classifier.py', '_base_/in1k.py', '_base_/schedule_300e_inline.py', '_base_/runtime_cls.py']
+
+model = dict(backbone=dict(type='mmsoft.InLineDeiTClassifier', arch='small', img_size=288))
+train_dataloader = dict(dataset=dict(transform=dict(input_size=288)))
+val_dataloader = dict(dataset=dict(transform=dict(input_size=288)))  # resized to 329, centre cropped
+test_dataloader = val_dataloader

@@ -1,0 +1,3 @@
+_base_ = ['_base_/classifier.py', '_base_/in1k.py', '_base_/schedule_300e_inline.py', '_base_/runtime_cls.py']
+
+model = dict(backbone=dict(type='mmsoft.InLineDeiTClassifier', arch='tiny'))

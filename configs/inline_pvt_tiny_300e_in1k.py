@@ -1,0 +1,4 @@
+_base_ = ['_base_/classifier.py', '_base_/in1k.py', '_base_/schedule_300e_inline_pvt.py', '_base_/runtime_cls.py']
+
+model = dict(backbone=dict(type='mmsoft.InLinePVTClassifier', arch='tiny'))
+optim_wrapper = dict(clip_grad=None)

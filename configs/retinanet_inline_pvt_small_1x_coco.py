@@ -1,0 +1,11 @@
+_base_ = ['_base_/retinanet.py', '_base_/coco_boxes.py', '_base_/schedule_1x.py', '_base_/runtime_det.py']
+
+model = dict(
+    backbone=dict(
+        type='mmsoft.InLinePVT',
+        arch='small',
+        drop_path_rate=0.1,  # as in pretraining
+        init_cfg=dict(type='Pretrained', checkpoint='pretrained/inline_pvt_small.pth'),
+    ),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)

@@ -1,0 +1,13 @@
+_base_ = ['_base_/upernet.py', '_base_/ade20k.py', '_base_/schedule_160k_inline.py', '_base_/runtime_seg.py']
+
+model = dict(
+    data_preprocessor=dict(size=(512, 512)),
+    backbone=dict(
+        type='mmsoft.InLineCSwin',
+        arch='small',
+        drop_path_rate=0.4,  # as in pretraining
+        init_cfg=dict(type='Pretrained', checkpoint='pretrained/inline_cswin_small.pth'),
+    ),
+    decode_head=dict(in_channels=[64, 128, 256, 512], num_classes=150),
+    auxiliary_head=dict(in_channels=256, num_classes=150),
+)
