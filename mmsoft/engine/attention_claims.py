@@ -18,16 +18,17 @@ from mmsoft.layers.inline_attention import feature_map
 from mmsoft.ops import inline_attention, linear_attention
 
 PICTURES = 12
-ALIKE, APART = 0.01, 0.1  # two queries are confused if their weights differ by less than the one, they by more than the other
+# Two queries are confused if their weights differ by less than the one, and they themselves by more than the other.
+ALIKE, APART = 0.01, 0.1
 
 
 @torch.no_grad()
 def measure_claims(model: nn.Module, cfg: Config) -> dict[str, Any]:
     """Over the attention layers of stages 1 to 3, for validation pictures of the demo.
 
-    ``collinear``: how much the weights of a query and of its double differ, in L1 relative to the weights; ``confused``:
-    the share of pairs of queries of a head whose weights are alike though they are not, ``confusions`` their number by
-    picture; ``near``: the share of absolute weight in the 3 x 3 neighbourhood by layer, ``near_alone`` without a
+    ``collinear``: how much the weights of a query and of its double differ, in L1 relative to the weights;
+    ``confused``: the share of pairs of queries of a head whose weights are alike though they are not, ``confusions``
+    their number by picture; ``near``: the share of absolute weight in the 3 x 3 neighbourhood by layer, ``near_alone`` without a
     predicted local term.
     """
     found = dict(collinear=[], confused=[], confusions=[], near=[], near_alone=[])

@@ -5,8 +5,8 @@ a RetinaNet; only ``attn`` differs.
 """
 
 import json
+import multiprocessing
 import os
-import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import mmsoft
 
 from . import demo
 from .attention_claims import measure_claims
-from .benchmark.cases import PYRAMID_ATTENTIONS, Case
+from .benchmark.cases import Case
 from .benchmark.measure import Group, Options, Record, measure_group
 from .benchmark.pyramid import ARCH, attention_at
+from .benchmark.report import make_report
 from .config import load_config
 from .predict import load_model
 from .studies import once, train_once
@@ -40,6 +41,7 @@ TITLES = dict(
     soft_pp='SOFT++',
 )
 NECK = 64  # channels of the neck and heads: the pyramid is what is compared
+EPOCHS = dict(classification=5, detection=4)
 COST_SIZE, BATCH = (224, 224), 8
 DENSE = (800, 1344)
 CLAIMS_OF = ('softmax', 'linear', 'inline')
@@ -47,56 +49,52 @@ Result = dict[str, Any]
 
 
 def study(
-    work_dir: str | Path, seeds: Sequence[int], names: Sequence[str], options: Options, say: Callable[[str], None]
+    work_dir: str | Path,
+    seeds: Sequence[int],
+    names: Sequence[str],
+    options: Options,
+    say: Callable[[str], None],
+    jobs: int = 2,
 ) -> Result:
-    """Train, test and measure what is not done yet below ``work_dir``; everything found."""
+    """Train, test and measure what is not done yet below ``work_dir``; everything found.
+
+    ``jobs`` trainings run at a time, each in a process of its own with one thread.
+    """
     work_dir = Path(work_dir)
+    runs = [(name, task, seed, str(work_dir)) for seed in seeds for task in TASKS for name in names]
     scores = {name: {task: [] for task in TASKS} for name in names}
-    for seed in seeds:
-        for task in TASKS:
-            for name in names:
-                say(f'{task}, seed {seed}: {TITLES[name]}')
-                scores[name][task].append(_score(name, task, seed, work_dir))
-    claims = {}
-    for name in CLAIMS_OF:
-        if name in names:
-            say(f'claims: {TITLES[name]}')
-            cfg, checkpoint = _trained(name, 'classification', seeds[0], work_dir)
-            claims[name] = once(
-                work_dir / name / 'claims.json', cfg.pretty_text, lambda m=load_model(cfg, checkpoint, 'cpu')[0], c=cfg: measure_claims(m, c)
-            )
+    found = {}
+    os.environ.setdefault('MMSOFT_DEMO_DATA', str(work_dir / 'data'))
+    for task in TASKS:
+        demo.overlay(config_of(names[0], task))  # draws the world before several ask for it
+    with multiprocessing.get_context('spawn').Pool(jobs, torch.set_num_threads, (1,), maxtasksperchild=1) as pool:
+        for (name, task, seed, _), (score, claims) in zip(runs, pool.imap(_run, runs, chunksize=1), strict=True):
+            say(f'{TITLES[name]}, {task}, seed {seed}: {score:.1f}')
+            scores[name][task].append(score)
+            if claims and seed == seeds[0]:
+                found[name] = claims
     costs = once(work_dir / 'costs.json', f'{list(names)} {options}', lambda: _costs(names, options, say))
-    return dict(
-        about=dict(
-            machine=platform.processor() or platform.machine(),
-            cores=os.cpu_count(),
-            threads=options.threads,
-            torch=torch.__version__,
-            seeds=list(seeds),
-            arch=ARCH,
-        ),
-        scores=scores,
-        costs=costs,
-        claims=claims,
-    )
+    return dict(seeds=list(seeds), arch=ARCH, epochs=EPOCHS, scores=scores, costs=costs, claims=found)
 
 
-def _score(name: str, task: str, seed: int, work_dir: Path) -> float:
-    """Top-1 or box AP in per cent on the world's validation images."""
-    cfg, checkpoint = _trained(name, task, seed, work_dir)
-    of = cfg.pretty_text
+def _run(run: tuple[str, str, int, str]) -> tuple[float, Result | None]:
+    """Train one attention once: top-1 or box AP in per cent on the validation images, and what claims are about it."""
+    name, task, seed, work_dir = run
+    folder = Path(work_dir, name, f'{task}_{seed}')
+    of = config_of(name, task).pretty_text
+    checkpoint = train_once(config_of(name, task), folder, seed)
 
-    def test() -> float:
-        metrics = evaluate(cfg, checkpoint, work_dir=str(Path(checkpoint).parent), demo=True)
+    def score() -> float:
+        metrics = evaluate(config_of(name, task), checkpoint, work_dir=str(folder), demo=True)
         return metrics[TASKS[task]] * (1 if task == 'classification' else 100)
 
-    return once(Path(checkpoint).parent / 'score.json', of, test)
+    def claims() -> Result:
+        cfg = config_of(name, task)
+        demo.overlay(cfg)
+        return measure_claims(load_model(cfg, checkpoint, 'cpu')[0], cfg)
 
-
-def _trained(name: str, task: str, seed: int, work_dir: Path) -> tuple[Config, str]:
-    """A fresh config, and the checkpoint that training it has left."""
-    folder = work_dir / name / f'{task}_{seed}'
-    return config_of(name, task), train_once(config_of(name, task), folder, seed)
+    claimed = task == 'classification' and name in CLAIMS_OF
+    return once(folder / 'score.json', of, score), once(folder / 'claims.json', of, claims) if claimed else None
 
 
 def config_of(name: str, task: str) -> Config:
@@ -109,12 +107,14 @@ def config_of(name: str, task: str) -> Config:
         size = demo.SIZE
         cfg.model.neck.update(in_channels=list(ARCH['dims']), out_channels=NECK)
         cfg.model.bbox_head.update(in_channels=NECK, feat_channels=NECK, stacked_convs=2)
+    cfg.demo_epochs = EPOCHS[task]
     cfg.model.backbone.update(arch=ARCH, attn=attention_at(name, size), img_size=size)
     return cfg
 
 
-def _costs(names: Sequence[str], options: Options, say: Callable[[str], None]) -> list[Result]:
+def _costs(names: Sequence[str], options: Options, say: Callable[[str], None]) -> Result:
     """Time and memory of passes, in turn; the large image of a detector once."""
+
     def cases(size: tuple[int, int], task: str, batch: int) -> tuple[Case, ...]:
         return tuple(Case(f'pyramid:{name}', size, task, batch=batch) for name in names)
 
@@ -125,56 +125,46 @@ def _costs(names: Sequence[str], options: Options, say: Callable[[str], None]) -
         Group('dense', cases(DENSE, 'forward', 1), rounds=1),
     ):
         measure_group(group, options, records, say)
-    return [
-        dict(
-            name=record.case.part,
-            what=record.group,
-            size=record.case.size,
-            batch=record.case.batch,
-            seconds=record.seconds,
-            peak_mib=record.peak_mib,
-            parameters=record.parameters,
-            macs=record.macs and record.macs / record.case.batch,
-            failure=record.failure,
-        )
-        for record in records
-    ]
+    return make_report('costs', records, (), options)
 
 
 def study_table(result: Result) -> str:
     """Markdown: a row an attention, in the order of the paper's Table 2."""
-    costs = {(row['name'], row['what']): row for row in result['costs']}
+    costs = costs_of(result)
     heads = ['attention', 'parameters', 'multiply-adds', 'memory, training', 'images a second, training / inference']
-    heads += ['800 × 1344: time', 'memory', 'top-1', 'box AP']
+    heads += ['800 x 1344: time', 'memory', 'top-1', 'box AP']
     lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
     for name, scores in result['scores'].items():
         train, forward, dense = (costs[name, what] for what in ('train', 'forward', 'dense'))
-        cells = [TITLES[name], f'{forward["parameters"] / 1e6:.2f} M', f'{forward["macs"] / 1e9:.2f} G']
-        cells += [_memory(train), f'{_throughput(train)} / {_throughput(forward)}']
-        cells += [_failed(dense) or f'{min(dense["seconds"]):.2f} s', _memory(dense)]
+        cells = [
+            TITLES[name],
+            f'{forward["parameters"] / 1e6:.2f} M',
+            f'{forward["macs"] / forward["batch"] / 1e9:.2f} G',
+        ]
+        cells.append(_cell(train, 'peak_mib', '{:.0f} MiB'.format))
+        cells.append(
+            ' / '.join(_cell(row, 'seconds', lambda value: f'{BATCH / value:.0f}') for row in (train, forward))
+        )
+        cells += [_cell(dense, 'seconds', '{:.2f} s'.format), _cell(dense, 'peak_mib', '{:.0f} MiB'.format)]
         cells += [spread(scores['classification'], unit=' %'), spread(scores['detection'])]
         lines.append(f'| {" | ".join(cells)} |')
     return '\n'.join(lines)
 
 
-def _failed(row: Result) -> str:
-    return (row['failure'] or '').replace('|', '/')
+def costs_of(result: Result) -> dict[tuple[str, str], Result]:
+    """What was measured, by attention and ``train``, ``forward`` or ``dense``."""
+    return {(row['model'].removeprefix('pyramid:'), row['group']): row for row in result['costs']['cases']}
 
 
-def _memory(row: Result) -> str:
-    return f'{sorted(row["peak_mib"])[len(row["peak_mib"]) // 2]:.0f} MiB' if row['peak_mib'] else _failed(row) or '-'
-
-
-def _throughput(row: Result) -> str:
-    return _failed(row) or f'{row["batch"] / sorted(row["seconds"])[len(row["seconds"]) // 2]:.0f}'
+def _cell(row: Result, key: str, form: Callable[[float], str]) -> str:
+    return '-' if row[key] is None else form(row[key])
 
 
 def claims_table(result: Result) -> str:
     """Markdown of InLine's two claims."""
-    lines = [
-        '| attention | weights of a query and its double differ by | pairs of queries confused | in the 3 × 3 neighbourhood, by layer | without the local term |',
-        '|---|---|---|---|---|',
-    ]
+    heads = ['attention', 'weights of a query and its double differ by', 'pairs of queries confused']
+    heads += ['weight in the 3 x 3 neighbourhood, by layer', 'without the local term']
+    lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
     for name, found in result['claims'].items():
         local = [', '.join(f'{100 * share:.0f} %' for share in found[key]) for key in ('near', 'near_alone')]
         lines.append(

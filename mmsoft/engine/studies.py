@@ -27,7 +27,8 @@ def once(path: Path, of: str, compute: Callable[[], Any]) -> Any:
     if path.is_file():
         kept = json.loads(path.read_text())
         if kept['of'] != of:
-            raise ValueError(f'{str(path.parent)!r} holds a run of another config: remove it or name another --work-dir')
+            held = str(path.parent)
+            raise ValueError(f'{held!r} holds a run of another config: remove it or name another --work-dir')
         return kept['value']
     value = compute()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,17 +27,17 @@ def plot_attention_study(result: Mapping[str, Any], titles: Mapping[str, str], o
 
 def _scores(figure: Any, result: Mapping[str, Any], titles: Mapping[str, str]) -> None:
     """Top-1 against inference throughput, AP against the time of a large image; bars are deviations over seeds."""
-    costs = {(row['name'], row['what']): row for row in result['costs']}
+    costs = {(row['model'].removeprefix('pyramid:'), row['group']): row for row in result['costs']['cases']}
     panels = (
         ('classification', 'forward', 'images a second, inference at 224²', 'top-1, %'),
-        ('detection', 'dense', 'seconds a forward pass at 800 × 1344', 'box AP'),
+        ('detection', 'dense', 'seconds a forward pass at 800 x 1344', 'box AP'),
     )
     for axes, (task, what, x_label, y_label) in zip(figure.subplots(1, 2), panels, strict=True):
         for number, (name, scores) in enumerate(result['scores'].items()):
             cost, values = costs[name, what], scores[task]
             if not cost['seconds'] or not values:
                 continue
-            seconds = statistics.median(cost['seconds'])
+            seconds = cost['seconds']
             x = cost['batch'] / seconds if what == 'forward' else seconds
             deviation = statistics.stdev(values) if len(values) > 1 else 0
             axes.errorbar(
@@ -64,7 +64,7 @@ def _claims(figure: Any, claims: Mapping[str, Any], titles: Mapping[str, str]) -
             alone = [100 * share for share in found['near_alone']]
             right.plot(layers, alone, '--', marker='o', color=f'C{number}', label=f'{titles[name]}, no local term')
     left.set(xlabel='picture', ylabel='pairs of queries with the same weights', yscale='symlog')
-    right.set(xlabel='layer', ylabel='weight in the 3 × 3 neighbourhood, %', xticks=list(layers))
+    right.set(xlabel='layer', ylabel='weight in the 3 x 3 neighbourhood, %', xticks=list(layers))
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend()

@@ -67,8 +67,8 @@ class Case(NamedTuple):
     """One thing to measure.
 
     ``model`` is a backbone, ``retinanet:<backbone>`` and the like, ``attention:<name>`` (whose size is the grid of
-    tokens), ``pyramid:<attention>`` or one of GEMMS. ``num_landmarks`` None gives ours the authors' rule, by which landmarks grow with the
-    image.
+    tokens), ``pyramid:<attention>`` or one of GEMMS. ``num_landmarks`` None gives ours the authors' rule, by which
+    landmarks grow with the image.
     """
 
     model: str
