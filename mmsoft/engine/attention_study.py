@@ -41,7 +41,7 @@ TITLES = dict(
     soft_pp='SOFT++',
 )
 NECK = 64  # channels of the neck and heads: the pyramid is what is compared
-EPOCHS = dict(classification=5, detection=4)
+EPOCHS = dict(classification=2, detection=4)
 COST_SIZE, BATCH = (224, 224), 8
 DENSE = (800, 1344)
 CLAIMS_OF = ('softmax', 'linear', 'inline')
