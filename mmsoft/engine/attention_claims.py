@@ -4,6 +4,7 @@ Linear attention gives the same weights to different queries, as to all multiple
 And softmax attention has much of its weight near the query, which InLine's local term restores.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,44 +19,54 @@ from mmsoft.layers.inline_attention import feature_map
 from mmsoft.ops import inline_attention, linear_attention
 
 PICTURES = 12
+NEAR = ('near', 'near_alone')
 # Two queries are confused if their weights differ by less than the one, and they themselves by more than the other.
 ALIKE, APART = 0.01, 0.1
 
 
 @torch.no_grad()
-def measure_claims(model: nn.Module, cfg: Config) -> dict[str, Any]:
-    """Over the attention layers of stages 1 to 3, for validation pictures of the demo.
+def measure_claims(model: nn.Module, cfg: Config) -> dict[str, dict[str, Any]]:
+    """Of a classifier's attention layers before stage 4, over validation pictures of the demo.
 
-    ``collinear``: how much the weights of a query and of its double differ, in L1 relative to the weights;
-    ``confused``: the share of pairs of queries of a head whose weights are alike though they are not, ``confusions``
-    their number by picture; ``near``: the share of absolute weight in the 3 x 3 neighbourhood by layer, ``near_alone`` without a
-    predicted local term.
+    ``own`` is what the layers do; of linear attention ``inline`` is what InLine's formula would make of the same
+    queries and keys. Of each, ``collinear``: how much the weights of a query and of its double differ, in L1 relative
+    to the weights; ``confusions``: by picture, the pairs of a head's queries whose weights are alike though they are
+    not, of ``pairs`` in all; ``near``: by layer, the share of absolute weight in the 3 x 3 neighbourhood, and
+    ``near_alone`` that without a predicted local term.
     """
-    found = dict(collinear=[], confused=[], confusions=[], near=[], near_alone=[])
     pictures = _pictures(cfg)
     layers = [block.attn for stage in model.backbone.stages[:3] for block in stage.blocks]
-    near, alone = torch.zeros(len(layers)), torch.zeros(len(layers))
-    for picture in pictures:
-        seen = _inputs_of(layers, model, picture[None])
-        confusions = pairs = 0
-        for index, (layer, (x, grid)) in enumerate(zip(layers, seen, strict=True)):
-            q, k = queries_and_keys(layer, x)
-            weights = attention_weights(layer, q, k)  # (1, h, N, N)
-            doubled = attention_weights(layer, 2 * q, k)
-            found['collinear'].append(((doubled - weights).abs().sum(-1) / weights.abs().sum(-1)).mean().item())
-            confusions += count_confusions(weights, q)
-            pairs += q.shape[1] * q.shape[2] * (q.shape[2] - 1) // 2
-            near[index] += near_share(weights, local_kernels(layer, x), grid) / len(pictures)
-            alone[index] += near_share(weights, None, grid) / len(pictures)
-        found['confused'].append(confusions / pairs)
-        found['confusions'].append(confusions)
-    return dict(
-        collinear=float(np.mean(found['collinear'])),
-        confused=float(np.mean(found['confused'])),
-        confusions=found['confusions'],
-        near=near.tolist(),
-        near_alone=alone.tolist(),
-    )
+    linear = isinstance(layers[0], LinearAttention)
+    found = {}
+    for kind in ('own', 'inline') if linear else ('own',):
+        seen = [_looked_at(layers, model, picture[None], kind) for picture in pictures]  # pictures x layers
+        found[kind] = dict(
+            collinear=float(np.mean([[look['collinear'] for look in looks] for looks in seen])),
+            confusions=[sum(look['confusions'] for look in looks) for looks in seen],
+            pairs=sum(look['pairs'] for look in seen[0]),
+            **{key: np.mean([[look[key] for look in looks] for looks in seen], 0).tolist() for key in NEAR},
+        )
+    return found
+
+
+def _looked_at(layers: list[nn.Module], model: nn.Module, image: Tensor, kind: str) -> list[dict[str, float]]:
+    """What is to be known of each layer for one image."""
+    looks = []
+    for layer, (x, grid) in zip(layers, _inputs_of(layers, model, image), strict=True):
+        q, k = queries_and_keys(layer, x)
+        weigh = inline_weights if kind == 'inline' else partial(attention_weights, layer)
+        weights, doubled = weigh(q, k), weigh(2 * q, k)  # (1, h, N, N)
+        count = q.shape[2]
+        looks.append(
+            dict(
+                collinear=((doubled - weights).abs().sum(-1) / weights.abs().sum(-1)).mean().item(),
+                confusions=count_confusions(weights, q),
+                pairs=q.shape[1] * count * (count - 1) // 2,
+                near=near_share(weights, local_kernels(layer, x), grid),
+                near_alone=near_share(weights, None, grid),
+            )
+        )
+    return looks
 
 
 def queries_and_keys(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,14 +81,22 @@ def queries_and_keys(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def attention_weights(layer: nn.Module, q: Tensor, k: Tensor) -> Tensor:
     """The N x N matrix (B, h, N, N) that a layer applies to its values: what it makes of the unit matrix."""
-    unit = torch.eye(k.shape[2]).expand(*k.shape[:2], -1, -1)
     if isinstance(layer, LinearAttention):
-        return linear_attention(q, k, unit)
+        return linear_attention(q, k, _unit(k))
     if isinstance(layer, InLineAttention):
-        return inline_attention(q, k, unit)
+        return inline_weights(q, k)
     if isinstance(layer, SoftmaxAttention) and not layer.reduces:
         return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)
     raise TypeError(f'the weights of {type(layer).__name__} are not known')
+
+
+def inline_weights(q: Tensor, k: Tensor) -> Tensor:
+    """The matrix (B, h, N, N) of InLine attention."""
+    return inline_attention(q, k, _unit(k))
+
+
+def _unit(k: Tensor) -> Tensor:
+    return torch.eye(k.shape[2], device=k.device).expand(*k.shape[:2], -1, -1)
 
 
 def count_confusions(weights: Tensor, q: Tensor) -> int:

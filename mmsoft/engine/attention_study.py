@@ -7,6 +7,7 @@ a RetinaNet; only ``attn`` differs.
 import json
 import multiprocessing
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,18 +161,33 @@ def _cell(row: Result, key: str, form: Callable[[float], str]) -> str:
     return '-' if row[key] is None else form(row[key])
 
 
+def _throughput(seconds: float) -> str:
+    return f'{BATCH / seconds:.0f}'
+
+
 def claims_table(result: Result) -> str:
     """Markdown of InLine's two claims."""
     heads = ['attention', 'weights of a query and its double differ by', 'pairs of queries confused']
     heads += ['weight in the 3 x 3 neighbourhood, by layer', 'without the local term']
     lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
-    for name, found in result['claims'].items():
+    for label, found in claims_by_label(result).items():
         local = [', '.join(f'{100 * share:.0f} %' for share in found[key]) for key in ('near', 'near_alone')]
+        confused = 100 * statistics.mean(found['confusions']) / found['pairs']
         lines.append(
-            f'| {TITLES[name]} | {100 * found["collinear"]:.2g} % | {100 * found["confused"]:.2g} % '
+            f'| {label} | {100 * found["collinear"]:.2g} % | {confused:.2g} % '
             f'| {local[0]} | {local[1] if local[1] != local[0] else ""} |'
         )
     return '\n'.join(lines)
+
+
+def claims_by_label(result: Result) -> dict[str, Result]:
+    """What was found of each attention, and of linear attention's queries and keys by InLine's formula."""
+    labels = dict(own='{}', inline="{}: the same queries and keys by InLine's formula")
+    return {
+        labels[kind].format(TITLES[name]): found
+        for name, kinds in result['claims'].items()
+        for kind, found in kinds.items()
+    }
 
 
 def save(result: Result, out: str | Path) -> list[Path]:
@@ -182,4 +198,5 @@ def save(result: Result, out: str | Path) -> list[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix('.json').write_text(json.dumps(result, indent=1, default=float) + '\n')
     out.with_suffix('.md').write_text(f'{study_table(result)}\n\n{claims_table(result)}\n')
-    return [out.with_suffix('.json'), out.with_suffix('.md'), *plot_attention_study(result, TITLES, out)]
+    plots = plot_attention_study(result['scores'], costs_of(result), claims_by_label(result), TITLES, out)
+    return [out.with_suffix('.json'), out.with_suffix('.md'), *plots]

@@ -8,7 +8,13 @@ from typing import Any
 FORMATS = ('png', 'svg')
 
 
-def plot_attention_study(result: Mapping[str, Any], titles: Mapping[str, str], out: Path) -> list[Path]:
+def plot_attention_study(
+    scores: Mapping[str, Mapping[str, list[float]]],
+    costs: Mapping[tuple[str, str], Mapping[str, Any]],
+    claims: Mapping[str, Mapping[str, Any]],
+    titles: Mapping[str, str],
+    out: Path,
+) -> list[Path]:
     """Write ``<out>.png`` and ``.svg``, and ``<out>_claims`` where claims were measured."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -16,25 +22,24 @@ def plot_attention_study(result: Mapping[str, Any], titles: Mapping[str, str], o
     written = []
     with mpl.rc_context({'svg.hashsalt': 'mmsoft', 'font.size': 9}):
         figure = Figure(figsize=(11, 4.2), layout='constrained')
-        _scores(figure, result, titles)
+        _scores(figure, scores, costs, titles)
         written += _save(figure, out)
-        if result['claims']:
+        if claims:
             figure = Figure(figsize=(11, 3.6), layout='constrained')
-            _claims(figure, result['claims'], titles)
+            _claims(figure, claims)
             written += _save(figure, out.with_name(f'{out.stem}_claims'))
     return written
 
 
-def _scores(figure: Any, result: Mapping[str, Any], titles: Mapping[str, str]) -> None:
+def _scores(figure: Any, scores: Mapping[str, Any], costs: Mapping[Any, Any], titles: Mapping[str, str]) -> None:
     """Top-1 against inference throughput, AP against the time of a large image; bars are deviations over seeds."""
-    costs = {(row['model'].removeprefix('pyramid:'), row['group']): row for row in result['costs']['cases']}
     panels = (
         ('classification', 'forward', 'images a second, inference at 224²', 'top-1, %'),
         ('detection', 'dense', 'seconds a forward pass at 800 x 1344', 'box AP'),
     )
     for axes, (task, what, x_label, y_label) in zip(figure.subplots(1, 2), panels, strict=True):
-        for number, (name, scores) in enumerate(result['scores'].items()):
-            cost, values = costs[name, what], scores[task]
+        for number, (name, found) in enumerate(scores.items()):
+            cost, values = costs[name, what], found[task]
             if not cost['seconds'] or not values:
                 continue
             seconds = cost['seconds']
@@ -48,21 +53,21 @@ def _scores(figure: Any, result: Mapping[str, Any], titles: Mapping[str, str]) -
     figure.legend(*axes.get_legend_handles_labels(), loc='outside lower center', ncols=5)
 
 
-def _claims(figure: Any, claims: Mapping[str, Any], titles: Mapping[str, str]) -> None:
+def _claims(figure: Any, claims: Mapping[str, Any]) -> None:
     """Confused pairs by picture, and the weight around a query by layer."""
     left, right = figure.subplots(1, 2)
-    for number, (name, found) in enumerate(claims.items()):
+    for number, (label, found) in enumerate(claims.items()):
         left.bar(
             [place + 0.27 * number for place in range(len(found['confusions']))],
             found['confusions'],
             width=0.25,
-            label=titles[name],
+            label=label,
         )
         layers = range(1, len(found['near']) + 1)
-        right.plot(layers, [100 * share for share in found['near']], marker='o', color=f'C{number}', label=titles[name])
+        right.plot(layers, [100 * share for share in found['near']], marker='o', color=f'C{number}', label=label)
         if found['near_alone'] != found['near']:
             alone = [100 * share for share in found['near_alone']]
-            right.plot(layers, alone, '--', marker='o', color=f'C{number}', label=f'{titles[name]}, no local term')
+            right.plot(layers, alone, '--', marker='o', color=f'C{number}', label=f'{label}, no local term')
     left.set(xlabel='picture', ylabel='pairs of queries with the same weights', yscale='symlog')
     right.set(xlabel='layer', ylabel='weight in the 3 x 3 neighbourhood, %', xticks=list(layers))
     for axes in (left, right):
