@@ -9,8 +9,9 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import init_default_scope
 from torch import Tensor
 
-from mmsoft.checkpoints import CheckpointError, read_architecture
+from mmsoft.checkpoints import CheckpointError
 from mmsoft.checkpoints.families import our_family
+from mmsoft.checkpoints.shapes import table_size
 from mmsoft.checkpoints.sources import is_remote
 from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
@@ -220,7 +221,7 @@ def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
 def take_table_size(cfg: Config, weights: Mapping[str, Tensor]) -> None:
     """Position tables of a classifier as large as in these weights: they are resized once, to the pictures."""
     weights = {name.removeprefix('backbone.'): value for name, value in weights.items()}
-    size = read_architecture(weights).options.get('img_size') if is_classifier(cfg) and our_family(weights) else None
+    size = table_size(weights) if is_classifier(cfg) and our_family(weights) else None
     if size:
         cfg.model.backbone.img_size = list(size)
 
