@@ -1,11 +1,12 @@
 """Every registered model, narrow: what tests that hold for all of them build."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from conftest import MINI
-from torch import nn
+from torch import Tensor, nn
 
 from mmsoft import models
 
@@ -47,3 +48,10 @@ CASES = {
     'inline_deit': Case('InLineDeiT', dict(dims=(32,), heads=(2,), depths=(3,)), (8, 16, 32, 32), 'inline_deit_tiny'),
     'inline_cswin': Case('InLineCSwin', dict(FOUR, depths=(1, 1, 2, 1)), FOUR['dims'], 'inline_cswin_tiny'),
 }
+
+
+def exported_for_any_batch(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """``model`` exported with the batch size of x left open."""
+    if hasattr(torch.export, 'Dim'):
+        return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim('batch')},)).module()
+    return torch.export.export(model, (x,), constraints=[torch.export.dynamic_dim(x, 0)])  # torch 2.1
