@@ -13,12 +13,12 @@ from pathlib import Path
 
 import timm
 
-PATTERN = 'soft_*'
+PATTERNS = ('soft_*', 'inline_*')
 CHANGES = {
-    'NON_STD_FILTERS = [': f"NON_STD_FILTERS = ['{PATTERN}', ",
+    'NON_STD_FILTERS = [': f'NON_STD_FILTERS = [*{PATTERNS}, ',
     'FEAT_INTER_FILTERS = [': "FEAT_INTER_FILTERS = ['timm', ",
     # maps are the standard kind all the same
-    'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[:]': 'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[1:]',
+    'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[:]': 'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[2:]',
 }
 
 
@@ -37,7 +37,8 @@ def main() -> int:
         Path(folder, 'conftest.py').write_text('import mmsoft.timm\n')
         Path(folder, 'pytest.ini').write_text('[pytest]\n')
         command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-W', 'ignore']
-        return subprocess.run([*command, '-k', 'soft_', *sys.argv[1:], 'test_models.py'], cwd=folder).returncode
+        command += ['-k', 'soft_ or inline_', *sys.argv[1:], 'test_models.py']
+        return subprocess.run(command, cwd=folder).returncode
 
 
 if __name__ == '__main__':

@@ -6,7 +6,7 @@ require('torch', 'torchvision')
 
 from .archs import ARCHS, STRIDES, Arch
 from .classifier import SOFTClassifier
-from .inline_archs import CSWIN_ARCHS, DEIT_ARCHS, PVT_ARCHS, SWIN_ARCHS, InLineArch
+from .inline_archs import CSWIN_ARCHS, DEIT_ARCHS, DEIT_SIZES, PVT_ARCHS, SWIN_ARCHS, InLineArch
 from .inline_cswin import InLineCSwin, InLineCSwinClassifier
 from .inline_deit import InLineDeiT, InLineDeiTClassifier
 from .inline_pvt import InLinePVT, InLinePVTClassifier
@@ -17,6 +17,7 @@ __all__ = [
     'ARCHS',
     'CSWIN_ARCHS',
     'DEIT_ARCHS',
+    'DEIT_SIZES',
     'PVT_ARCHS',
     'SOFT',
     'STRIDES',

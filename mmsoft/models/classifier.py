@@ -70,7 +70,9 @@ class Classifier(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, C, H, W) -> normalised tokens (B, N, dim) of the last stage, class token first if there is one."""
-        x = to_channels_last(x, self.in_channels)
+        return self._features(to_channels_last(x, self.in_channels))
+
+    def _features(self, x: Tensor) -> Tensor:
         for index, stage in enumerate(self.stages):  # TorchScript cannot iterate over a part of a list
             if index < len(self.stages) - 1:
                 x = stage(x)

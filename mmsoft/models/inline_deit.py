@@ -84,7 +84,7 @@ class InLineDeiT(Backbone):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Images (B, C, H, W) -> chosen maps (B, channels, H / stride, W / stride), rounded up; contiguous."""
         height, width = x.shape[-2:]
-        tokens, grid = self._embedded(x)
+        tokens, grid = self._embedded(to_channels_last(x, self.in_channels))
         for block in self.blocks:
             tokens = run_layer(block, tokens, grid, self.with_cp)
         maps = self.pyramid(to_map(self.norm(tokens[:, 1:]), grid))
@@ -93,8 +93,8 @@ class InLineDeiT(Backbone):
         return tuple(m[:, :, : size[0], : size[1]].contiguous() for m, size in zip(maps, sizes))  # noqa: B905
 
     def _embedded(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Images -> tokens (B, 1 + H' * W', dim), the class token first, and their grid."""
-        x = self.position(self.embed(to_channels_last(x, self.in_channels)))
+        """Images, channels last -> tokens (B, 1 + H' * W', dim), the class token first, and their grid."""
+        x = self.position(self.embed(x))
         token = (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)
         return torch.cat((token, to_tokens(x)), 1), (x.shape[2], x.shape[3])
 
@@ -126,8 +126,7 @@ class InLineDeiTClassifier(Classifier, InLineDeiT):
             dict(num_chs=self.num_features, reduction=PATCH, module=f'blocks.{i}') for i in range(len(self.blocks))
         ]
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, C, H, W) -> normalised tokens (B, 1 + N, dim), the class token first."""
+    def _features(self, x: Tensor) -> Tensor:
         x, grid = self._embedded(x)
         for block in self.blocks:
             x = block(x, grid) if torch.jit.is_scripting() else run_layer(block, x, grid, self.with_cp)
@@ -150,7 +149,7 @@ class InLineDeiTClassifier(Classifier, InLineDeiT):
         """
         choose('output_fmt', output_fmt, OUTPUT_FORMATS)
         wanted = take_indices(indices, len(self.blocks), 'layer')
-        x, grid = self._embedded(x)
+        x, grid = self._embedded(to_channels_last(x, self.in_channels))
         maps = []
         for index, block in enumerate(self.blocks):
             if index > wanted[-1] and (stop_early or intermediates_only):

@@ -1,0 +1,49 @@
+"""Every registered model, narrow: what tests that hold for all of them build."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from conftest import MINI
+from torch import nn
+
+from mmsoft import models
+
+FOUR = dict(dims=(16, 32, 64, 128), heads=(2, 2, 4, 8))  # widths double, as patch merging does
+
+
+class Case(NamedTuple):
+    """A family with a narrow architecture; ``channels`` of its maps; ``name`` of a timm entry."""
+
+    family: str
+    arch: dict[str, tuple[int, ...]]
+    channels: tuple[int, ...]
+    name: str
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def backbone(self) -> type[nn.Module]:
+        return getattr(models, self.family)
+
+    @property
+    def classifier(self) -> type[nn.Module]:
+        return getattr(models, f'{self.family}Classifier')
+
+    def build(self, **options: Any) -> nn.Module:
+        return self.backbone(**{**dict(arch=self.arch, drop_path_rate=0.0), **self.options, **options})
+
+    def classify(self, **options: Any) -> nn.Module:
+        return self.classifier(**{**dict(arch=self.arch, drop_path_rate=0.0), **self.options, **options})
+
+
+CASES = {
+    'soft': Case('SOFT', MINI, MINI['dims'], 'soft_tiny', dict(attn='soft')),
+    'soft_pp': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny'),
+    'inline_pvt': Case('InLinePVT', MINI, MINI['dims'], 'inline_pvt_tiny'),
+    # in stage 3 InLine, then shifted windows, then plain ones
+    'inline_swin': Case(
+        'InLineSwin', dict(FOUR, depths=(1, 1, 3, 2), inline=(1, 1, 1, 0)), FOUR['dims'], 'inline_swin_tiny'
+    ),
+    'inline_deit': Case('InLineDeiT', dict(dims=(32,), heads=(2,), depths=(3,)), (8, 16, 32, 32), 'inline_deit_tiny'),
+    'inline_cswin': Case('InLineCSwin', dict(FOUR, depths=(1, 1, 2, 1)), FOUR['dims'], 'inline_cswin_tiny'),
+}
