@@ -6,12 +6,14 @@ import pytest
 import torch
 from conftest import Golden
 from mmengine.config import Config
-from small_runs import DOUBLING, PLAIN
+from mmengine.registry import MODELS as REGISTRY
+from small_runs import DOUBLING, PLAIN, narrow_model
 
+import mmsoft
 from mmsoft.checkpoints import CheckpointError, convert, from_published, load, load_pretrained, read_architecture
 from mmsoft.checkpoints.families import FAMILIES, our_family, published_family
 from mmsoft.checkpoints.loading import names_for
-from mmsoft.engine.config import take_table_size
+from mmsoft.engine import config
 from mmsoft.engine.publishing import publish
 from mmsoft.models import (
     InLineCSwin,
@@ -209,12 +211,23 @@ def test_mistakes_are_named(tmp_path):
 
 
 @pytest.mark.parametrize('title', INLINE)
+def test_a_linear_probe_freezes_all_but_the_head(title, monkeypatch):
+    monkeypatch.setattr(config, 'class_count', lambda dataset: 5)
+    cfg = config.load_config(mmsoft.config_path(f'{title.lower().replace("-", "_")}_tiny_300e_in1k'))
+    narrow_model(cfg.model)
+    config.start_from(cfg, 'x.pth', only_head=True)
+    model = REGISTRY.build(cfg.model).train()
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == {'backbone.head.weight', 'backbone.head.bias'}
+    assert model.backbone.num_classes == 5
+
+
+@pytest.mark.parametrize('title', INLINE)
 def test_publication_describes_the_model(title, tmp_path):
     family = INLINE[title]
     model = family.classifier(SMALL[title], num_classes=4, img_size=64)
-    config = f"model = dict(type='mmsoft.ImageClassifier', backbone=dict(type='mmsoft.{family.classifier.__name__}'))"
+    written = f"model = dict(type='mmsoft.ImageClassifier', backbone=dict(type='mmsoft.{family.classifier.__name__}'))"
     weights = {f'backbone.{name}': value for name, value in model.state_dict().items()}
-    torch.save(dict(state_dict=weights, meta=dict(cfg=config, experiment_name='net')), tmp_path / 'epoch_1.pth')
+    torch.save(dict(state_dict=weights, meta=dict(cfg=written, experiment_name='net')), tmp_path / 'epoch_1.pth')
     publish(tmp_path / 'epoch_1.pth', part='backbone', out_dir=tmp_path / 'out')
     card = json.loads((tmp_path / 'out' / 'net.json').read_text())['architecture']
     assert (card['family'], card['model'], card['kernel']) == (title, 'mmsoft.ImageClassifier', 'identity')
@@ -229,7 +242,7 @@ def test_publication_describes_the_model(title, tmp_path):
 def test_a_classifier_is_tested_with_tables_as_large_as_its_weights():
     def size_for(model):
         cfg = Config(dict(model=dict(type='mmsoft.ImageClassifier', backbone=dict(type='x', img_size=224))))
-        take_table_size(cfg, {f'backbone.{name}': value for name, value in model.state_dict().items()})
+        config.take_table_size(cfg, {f'backbone.{name}': value for name, value in model.state_dict().items()})
         return cfg.model.backbone.img_size
 
     assert size_for(InLineDeiTClassifier(PLAIN, img_size=(64, 96))) == [64, 96]

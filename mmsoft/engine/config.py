@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import init_default_scope
 from torch import Tensor
@@ -15,6 +16,7 @@ from mmsoft.checkpoints.sources import is_remote
 from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
+from mmsoft.registry import MODELS
 
 LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last stage
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
@@ -192,7 +194,8 @@ def start_from(cfg: Config, checkpoint: str, only_head: bool) -> None:
     backbone.num_classes = class_count(cfg.train_dataloader.dataset)
     backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint, new_head='always' if only_head else 'differ')
     if only_head:
-        backbone.frozen_stages = len(STRIDES)
+        with torch.device('meta'):
+            backbone.frozen_stages = MODELS.build(dict(backbone, init_cfg=None)).freezable
     lr, epochs = cfg.optim_wrapper.optimizer.lr, cfg.train_cfg.get('max_epochs')
     for hook in cfg.get('custom_hooks') or ():
         if hook.type == 'mmsoft.CosineSchedule' and epochs:  # those of pretraining are for a higher lr and a longer run
