@@ -193,7 +193,10 @@ def test_exponents_of_power_laws(tmp_path):
     ('arguments', 'message'),
     [
         (['--models', 'swin_huge'], "error: backbone 'swin_huge' is unknown; choose one of soft_tiny, "),
-        (['--models', 'yolo:swin_tiny'], "'yolo:swin_tiny' is unknown; before the colon comes attention or retinanet"),
+        (
+            ['--models', 'yolo:swin_tiny'],
+            "'yolo:swin_tiny' is unknown; before the colon comes one of attention",
+        ),
         (['--models', 'attention:none'], "attention 'none' is unknown; choose one of softmax, softmax_sdpa, soft, "),
         (['--models', 'swin_tiny', '--suite', 'figures'], 'error: --suite fixes its cases: leave out --models'),
         (['--suite', 'sizes', '--batch', '2'], 'error: a suite fixes its batch: give --models to choose your own'),

@@ -28,6 +28,7 @@ from mmsoft.engine import demo, size_study
 from mmsoft.engine.classification import ImageClassifier, TopAccuracy
 from mmsoft.engine.config import load_config, set_img_size
 from mmsoft.engine.predict import predict
+from mmsoft.engine.studies import train_once
 from mmsoft.engine.training import evaluate, size_table, train
 from mmsoft.models import SOFT
 
@@ -425,7 +426,5 @@ def test_the_study_of_sizes_covers_both_attentions_and_rules(tmp_path, monkeypat
         assert row['96'] == [1.0]
     assert found.growth['soft, growing'] != found.growth['soft, bounded']
     assert size_study.study_table(found).count('\n') == 5
-    with pytest.raises(ValueError, match='holds a training of another config'):
-        size_study._train_once(
-            load_config(mmsoft.config_path('soft_small_300e_in1k')), tmp_path / 'runs/soft_tiny_0', 0
-        )
+    with pytest.raises(ValueError, match='holds a run of another config'):
+        train_once(load_config(mmsoft.config_path('soft_small_300e_in1k')), tmp_path / 'runs/soft_tiny_0', 0)

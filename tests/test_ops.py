@@ -316,4 +316,4 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match='at least 1; got 0'):
         newton_inverse(torch.eye(3), torch.ones(1, 1), 0)
     with pytest.raises(ValueError, match=r'map \(B, C, H, W\).*\(3, 5\)'):
-        to_landmark_windows(torch.zeros(3, 5), 2, 49)
+        to_landmark_windows(torch.zeros(3, 5), (2, 2), 49)

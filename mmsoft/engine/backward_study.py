@@ -17,6 +17,8 @@ from mmsoft.ops import gaussian_gram, guarded_scale, matrix_scale, newton_invers
 from mmsoft.ops.attention import RIDGE
 from mmsoft.ops.newton import BACKWARDS
 
+from .tables import spread
+
 ARCH = dict(dims=(32, 64, 96, 128), heads=(1, 2, 3, 4), depths=(1, 1, 2, 1))
 SIZE = 224  # 49 landmarks in every stage
 LEARNING_RATE = 2e-3
@@ -103,15 +105,10 @@ def summarise(records: list[dict[str, Any]]) -> str:
             median = statistics.median(run['residual']['median'] for run in runs)
             largest = max(run['residual']['largest'] for run in runs)
             lines.append(
-                f'| {attn} | {backward} | {len(runs)} | {_spread(loss, 3)} '
-                f'| {_spread([100 * a for a in accuracy], 1)} % | {ratio:.2f} x | {median:.1e}, {largest:.1e} |'
+                f'| {attn} | {backward} | {len(runs)} | {spread(loss, 3)} '
+                f'| {spread([100 * a for a in accuracy])} % | {ratio:.2f} x | {median:.1e}, {largest:.1e} |'
             )
     return '\n'.join(lines)
-
-
-def _spread(values: list[float], digits: int) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f'{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}'
 
 
 @torch.no_grad()

@@ -112,7 +112,7 @@ def _shorten(cfg: Config) -> None:
     """A few epochs, one cosine, and the lr of a random start."""
     kind = _task(cfg)
     batch, processes = _batch(cfg)
-    epochs = EPOCHS[kind]
+    epochs = cfg.get('demo_epochs', EPOCHS[kind])
     steps = epochs * math.ceil(IMAGES / (batch * processes))  # but for classes, whose schedule counts by itself
     by_epoch = cfg.train_cfg.get('by_epoch', 'max_epochs' in cfg.train_cfg)
     if by_epoch:

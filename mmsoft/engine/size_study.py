@@ -20,8 +20,9 @@ from mmsoft.layers import SoftAttention
 from .config import load_config, set_img_size
 from .demo import CLASS_SIZE
 from .predict import load_model
-from .runner import latest_checkpoint
-from .training import TOP1, evaluate, train
+from .studies import train_once
+from .tables import spread
+from .training import TOP1, evaluate
 
 ATTENTIONS = ('soft', 'soft_pp')
 # Landmarks at the training size, which is as much to 96 pixels as 49 are to 224; None lets them grow with the picture.
@@ -42,8 +43,7 @@ def study(work_dir: str | Path, seeds: Sequence[int] = (0,), arch: str = 'tiny')
     for attn in ATTENTIONS:
         for seed in seeds:
             folder = Path(work_dir, f'{attn}_{arch}_{seed}')
-            _train_once(_config(attn, arch), folder, seed)
-            checkpoint = str(latest_checkpoint(folder))
+            checkpoint = train_once(_config(attn, arch), folder, seed)
             for rule, landmarks in RULES.items():
                 cfg = _config(attn, arch)
                 cfg.model.backbone.num_landmarks = landmarks
@@ -57,19 +57,6 @@ def study(work_dir: str | Path, seeds: Sequence[int] = (0,), arch: str = 'tiny')
                     for size, value in values.items():
                         row[size].append(value)
     return found
-
-
-def _train_once(cfg: Config, folder: Path, seed: int) -> None:
-    """A finished training of the same config is not repeated."""
-    marker, text = folder / 'finished', cfg.pretty_text
-    if marker.is_file():
-        if marker.read_text() != text:
-            raise ValueError(
-                f'{str(folder)!r} holds a training of another config: remove it or name another --work-dir'
-            )
-        return
-    train(cfg, work_dir=str(folder), demo=True, seed=seed, resume='auto')
-    marker.write_text(text)
 
 
 @torch.no_grad()
@@ -112,15 +99,10 @@ def study_table(found: Found) -> str:
     titles = [f'top-1 at {size}' for size in sizes] + [f'output at {size}' for size in sizes[1:]]
     lines = [f'| attention, landmarks | {" | ".join(titles)} |', f'|---|{"---|" * len(titles)}']
     for name, row in found.top1.items():
-        cells = [_cell(row[size], ' %') for size in sizes]
-        cells += [_cell(found.growth[name][size], ' x') for size in sizes[1:]]
+        cells = [spread(row[size], unit=' %') for size in sizes]
+        cells += [spread(found.growth[name][size], unit=' x') for size in sizes[1:]]
         lines.append(f'| {name} | {" | ".join(cells)} |')
     return '\n'.join(lines)
-
-
-def _cell(values: Sequence[float], unit: str) -> str:
-    spread = f' ± {statistics.stdev(values):.1f}' if len(values) > 1 else ''
-    return f'{statistics.mean(values):.1f}{spread}{unit}'
 
 
 def save(found: Found, path: str | Path, seeds: Sequence[int], arch: str) -> None:

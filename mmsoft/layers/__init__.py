@@ -8,7 +8,11 @@ from .block import Mlp, PostNormBlock, PreNormBlock
 from .cross_shaped_attention import CrossShapedAttention, CSwinBlock, GlobalBranch, InLineBranch, StripeBranch
 from .inline_attention import InLineAttention
 from .landmarks import Landmarks
+from .linear_attention import LinearAttention
+from .linformer_attention import LinformerAttention
+from .nystromformer_attention import NystromformerAttention
 from .patch_embed import ConvUnit, PatchEmbed, embedded_size, stem
+from .performer_attention import PerformerAttention, redraw_features
 from .position import PositionTable, resize_table
 from .simple_pyramid import SimplePyramid
 from .soft_attention import SoftAttention
@@ -23,9 +27,13 @@ __all__ = [
     'InLineAttention',
     'InLineBranch',
     'Landmarks',
+    'LinearAttention',
+    'LinformerAttention',
     'Mlp',
+    'NystromformerAttention',
     'PatchEmbed',
     'PatchMerging',
+    'PerformerAttention',
     'PositionTable',
     'PostNormBlock',
     'PreNormBlock',
@@ -35,6 +43,7 @@ __all__ = [
     'StripeBranch',
     'WindowAttention',
     'embedded_size',
+    'redraw_features',
     'resize_table',
     'stem',
 ]

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmsoft.ops import landmark_grid, scattered_indices, to_landmark_windows, to_map
-from mmsoft.ops.checks import choose, whole
+from mmsoft.ops.checks import choose, pair, whole
 
 SAMPLINGS = ('conv', 'avg_pool', 'random', 'first')
 
@@ -13,23 +13,32 @@ SAMPLINGS = ('conv', 'avg_pool', 'random', 'first')
 class Landmarks(nn.Module):
     """Samples landmarks from the queries of every head (the paper's Table 10).
 
-    ``conv`` learns a ratio x ratio window shared by the heads and applies LayerNorm and GELU to its
-    output; ``avg_pool`` averages the window; ``random`` and ``first`` pick as many tokens as there
-    would be windows, anew at each training step (from torch's generator) and fixed by ``seed`` in
-    evaluation, or in raster order. ``num_landmarks`` bounds the count (see ops.landmark_grid).
+    ``conv`` learns a window of ``ratio`` (rows and columns, or one number for both; (1, r) for sequences),
+    shared by the heads, and applies LayerNorm and GELU to its output; ``avg_pool`` averages the window;
+    ``random`` and ``first`` pick as many tokens as there would be windows, anew at each training step (from
+    torch's generator) and fixed by ``seed`` in evaluation, or in raster order. ``num_landmarks`` bounds the
+    count (see ops.landmark_grid).
     """
 
     def __init__(
-        self, head_dim: int, ratio: int, num_landmarks: int | None = 49, sampling: str = 'conv', seed: int = 0
+        self,
+        head_dim: int,
+        ratio: 'int | tuple[int, int]',
+        num_landmarks: int | None = 49,
+        sampling: str = 'conv',
+        seed: int = 0,
     ) -> None:
         super().__init__()
         choose('landmark_sampling', sampling, SAMPLINGS)
         if num_landmarks is not None:
             whole('num_landmarks (None means no bound)', num_landmarks)
-        self.head_dim, self.ratio, self.num_landmarks = head_dim, ratio, num_landmarks
+        self.head_dim, self.num_landmarks = head_dim, num_landmarks
+        self.ratio = pair('landmark window', ratio)
         self.sampling, self.seed = sampling, seed
         learned = sampling == 'conv'  # the others have no parameters; TorchScript wants to see modules
-        self.conv = nn.Conv2d(head_dim, head_dim, ratio, stride=ratio, bias=False) if learned else nn.Identity()
+        self.conv = (
+            nn.Conv2d(head_dim, head_dim, self.ratio, stride=self.ratio, bias=False) if learned else nn.Identity()
+        )
         self.norm = nn.LayerNorm(head_dim, eps=1e-5) if learned else nn.Identity()
 
     def forward(self, q: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -46,6 +55,13 @@ class Landmarks(nn.Module):
         else:
             pooled = F.gelu(self.norm(self.conv(windows).flatten(2).transpose(1, 2)))
         return pooled.unflatten(0, (batch, heads))
+
+    def check_sequence(self) -> None:
+        """Raise unless the window suits a sequence, which is a map of height 1."""
+        if self.ratio[0] != 1:
+            raise ValueError(
+                f'a sequence takes a landmark window (1, r); this one is {self.ratio[0]} x {self.ratio[1]}'
+            )
 
     def _pick(self, q: Tensor, grid: tuple[int, int]) -> Tensor:
         gh, gw = landmark_grid(grid[0], grid[1], self.ratio, self.num_landmarks)

@@ -86,14 +86,15 @@ class PatchEmbed(nn.Module):
 STEM_WIDTH = 32
 
 
-def stem(in_channels: int, dim: int, overlap: bool) -> nn.Sequential:
-    """Image to stride 4: three overlapping units (strides 2, 1, 2), or one 4 x 4 tiling."""
+def stem(in_channels: int, dim: int, overlap: bool, stride: int = 4) -> nn.Sequential:
+    """Image to a stride of 4 or another power of two: overlapping units (2, 1, 2, 2, ...), or one tiling."""
     if not overlap:
-        return nn.Sequential(ConvUnit(in_channels, dim, 4, overlap=False))
+        return nn.Sequential(ConvUnit(in_channels, dim, stride, overlap=False))
     return nn.Sequential(
         ConvUnit(in_channels, STEM_WIDTH, 2, overlap=True),
         ConvUnit(STEM_WIDTH, STEM_WIDTH, 1, overlap=True),
         ConvUnit(STEM_WIDTH, dim, 2, overlap=True),
+        *(ConvUnit(dim, dim, 2, overlap=True) for _ in range(int(math.log2(stride)) - 2)),
     )
 
 

@@ -1,13 +1,16 @@
 """SOFT and SOFT++ attention as a layer: projections, landmarks, the operator, a local term."""
 
 import math
+from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmsoft.ops import linear, softmax_free_attention, to_map, to_tokens
+from mmsoft.ops.checks import pair
 
+from .heads import grid_of
 from .landmarks import Landmarks
 from .linear import Linear
 
@@ -15,8 +18,9 @@ from .linear import Linear
 class SoftAttention(nn.Module):
     """Softmax-free attention over a grid of tokens, linear in their number.
 
-    Queries serve as keys. To the attention output is added a depth-wise convolution of the values,
-    whose kernel is one a head (``local``, (h, 1, k, k)).
+    Queries serve as keys, unless ``symmetric`` is False. To the attention output is added a depth-wise
+    convolution of the values, whose kernel is one a head (``local``, (h, 1, k, k)). A sequence, which has
+    no grid, takes landmarks with a window (1, r) and a local kernel (1, k).
     """
 
     def __init__(
@@ -24,38 +28,50 @@ class SoftAttention(nn.Module):
         dim: int,
         num_heads: int,
         landmarks: Landmarks,
-        local_kernel: int,
+        local_kernel: 'int | tuple[int, int]',
         normalize: bool = True,
         newton_iters: int = 20,
         newton_backward: str = 'unrolled',
+        symmetric: bool = True,
     ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self.normalize, self.newton_iters, self.newton_backward = normalize, newton_iters, newton_backward
         self.q = Linear(dim, dim)
+        self.k = None if symmetric else Linear(dim, dim)
         self.v = Linear(dim, dim)
         self.landmarks = landmarks
-        self.local = nn.Parameter(torch.empty(num_heads, 1, local_kernel, local_kernel))
+        self.local = nn.Parameter(torch.empty(num_heads, 1, *pair('local_kernel', local_kernel)))
         self.proj = Linear(dim, dim)
         nn.init.kaiming_uniform_(self.local, a=math.sqrt(5))
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """x (B, H * W, C) on grid (H, W) -> (B, H * W, C)."""
+    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+        """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
+        if grid is None:
+            self.landmarks.check_sequence()
+            if self.local.shape[2] != 1:
+                rows, columns = self.local.shape[2], self.local.shape[3]
+                raise ValueError(f'a sequence takes a local kernel (1, k); this one has {rows} x {columns}')
+        grid = grid_of(x, grid)
         v = self.v(x)
         y = self._attend(x, v, grid)
         return self.proj(self._local(v, grid).add_(y))
 
     def _attend(self, x: Tensor, v: Tensor, grid: tuple[int, int]) -> Tensor:
-        """x and v (B, H * W, C) -> the same shape; the queries live no longer than this."""
+        """x and v (B, N, C) -> the same shape; the queries live no longer than this."""
         scale = self.head_dim**-0.25  # put on the projection rather than on every token
         q = linear(x, self.q.weight * scale, self.q.bias * scale)
+        k: Optional[Tensor] = None
+        if self.k is not None:
+            k = self._split(linear(x, self.k.weight * scale, self.k.bias * scale))
         y = softmax_free_attention(
             self._split(q),
-            self.landmarks(q, grid),
+            self.landmarks(q[:, q.shape[1] - grid[0] * grid[1] :], grid),
             self._split(v),
             normalize=self.normalize,
             iterations=self.newton_iters,
             backward=self.newton_backward,
+            k=k,
         )
         return y.transpose(1, 2).flatten(2)
 
@@ -63,11 +79,15 @@ class SoftAttention(nn.Module):
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
 
     def _local(self, v: Tensor, grid: tuple[int, int]) -> Tensor:
+        """The local term of v (B, T + H * W, C); nothing for the T leading tokens."""
         weight = self.local.repeat_interleave(self.head_dim, 0)  # (C, 1, k, k)
-        return to_tokens(F.conv2d(to_map(v, grid), weight, padding=weight.shape[-1] // 2, groups=v.shape[2]))
+        padding = (weight.shape[2] // 2, weight.shape[3] // 2)
+        leading = v.shape[1] - grid[0] * grid[1]
+        y = to_tokens(F.conv2d(to_map(v[:, leading:], grid), weight, padding=padding, groups=v.shape[2]))
+        return F.pad(y, (0, 0, leading, 0)) if leading else y
 
     def extra_repr(self) -> str:
         return (
-            f'num_heads={self.num_heads}, normalize={self.normalize}, '
+            f'num_heads={self.num_heads}, normalize={self.normalize}, symmetric={self.k is None}, '
             f'newton_iters={self.newton_iters}, newton_backward={self.newton_backward}'
         )

@@ -43,7 +43,7 @@ class Backbone(nn.Module):
                 f'frozen_stages must be -1 (none), 0 (the first embedding) or 1 to {built} '
                 f'(that many {what}); got {frozen_stages!r}'
             )
-        self.out_indices = out_indices
+        self.out_indices, self.stage_dims, self.stage_strides = out_indices, tuple(dims), tuple(strides)
         self.channels = tuple(dims[i] for i in out_indices)
         self.strides = tuple(strides[i] for i in out_indices)
         self.frozen_stages, self.freezable = frozen_stages, built

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmsoft.ops.checks import choose, whole
 
-from .archs import STRIDES, Arch
+from .archs import Arch
 from .backbone import init_linear
 from .soft import SOFT
 from .stage import to_channels_last
@@ -52,14 +52,14 @@ class Classifier(nn.Module):
         whole('num_classes', num_classes, 0)
         if not isinstance(drop_rate, Real) or not 0 <= drop_rate < 1:
             raise ValueError(f'drop_rate must be at least 0 and below 1; got {drop_rate!r}')
-        dims = self.arch.dims
+        dims = self.stage_dims
         self.num_classes, self.drop_rate, self.in_chans = num_classes, float(drop_rate), self.in_channels
         self.global_pool = choose('global_pool', self.pools[0] if global_pool is None else global_pool, self.pools)
         self.num_features = self.head_hidden_size = dims[-1]
         self.num_prefix_tokens = 0  # class tokens before those of the grid
         self.feature_info = [
             dict(num_chs=dim, reduction=stride, module=f'stages.{i}')
-            for i, (dim, stride) in enumerate(zip(dims, STRIDES))  # noqa: B905 - other families have one width
+            for i, (dim, stride) in enumerate(zip(dims, self.stage_strides, strict=True))
         ]
         self.head = nn.Linear(dims[-1], num_classes) if num_classes else nn.Identity()
         init_linear(self.head)
@@ -153,7 +153,7 @@ class Classifier(nn.Module):
         shortened = wanted[-1] < len(self.stages) - 1
         self.stages = self.stages[: wanted[-1] + 1]
         if shortened:
-            self.num_features = self.head_hidden_size = self.arch.dims[wanted[-1]]
+            self.num_features = self.head_hidden_size = self.stage_dims[wanted[-1]]
         self._prune_rest(prune_norm or shortened, prune_head or shortened)
         return wanted
 
@@ -225,7 +225,7 @@ class SOFTClassifier(Classifier, SOFT):
     def train(self, mode: bool = True) -> 'SOFTClassifier':
         """As the backbone; where all its stages are frozen, the class token is as well and only the head learns."""
         super().train(mode)
-        if self.frozen_stages == len(STRIDES) and getattr(self, 'cls_token', None) is not None:
+        if self.frozen_stages == len(self.stage_dims) and getattr(self, 'cls_token', None) is not None:
             self.cls_token.requires_grad_(False)
             self.cls_position.requires_grad_(False)
         return self

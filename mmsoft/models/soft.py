@@ -5,34 +5,23 @@ Linear Complexity", NeurIPS 2021.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from mmsoft.layers import (
-    ConvUnit,
-    Landmarks,
-    Mlp,
-    PositionTable,
-    PostNormBlock,
-    PreNormBlock,
-    SoftAttention,
-    SoftmaxAttention,
-    embedded_size,
-    stem,
-)
+from mmsoft.layers import ConvUnit, Mlp, PositionTable, PostNormBlock, PreNormBlock, embedded_size, stem
 from mmsoft.ops.checks import choose, whole
 from mmsoft.ops.newton import BACKWARDS
 
 from .archs import MAX_KEYS, STRIDES, Arch, resolve_arch
+from .attentions import Place, Spec, build_attention, one_a_stage
 from .backbone import Backbone, drop_path_rates, image_sides, init_linear
 from .options import reject_unknown
 from .stage import Stage, to_channels_last
 
-ATTENTIONS = ('soft_pp', 'soft')
-RATIOS = (8, 4, 2)  # landmark window of stages 1 to 3
-LOCAL_KERNELS = (9, 5, 3)  # depth-wise kernel on the values, stages 1 to 3
+RATIOS = (8, 4, 2, 1)  # landmark window by stage
+LOCAL_KERNELS = (9, 5, 3, 3)  # depth-wise kernel on the values by stage
+PLAIN_STAGE = 2  # whose width, heads, window and kernel a trunk without a pyramid has throughout, at stride 16
 
 
 class SOFT(Backbone):
@@ -40,7 +29,15 @@ class SOFT(Backbone):
 
     Args:
         arch: A name of ``archs.ARCHS`` or ``dict(dims=..., heads=..., depths=...)``.
-        attn: ``'soft_pp'`` (symmetric normalisation, for any input size) or ``'soft'``.
+        attn: The attention of stages 1 to 3, beside softmax attention in stage 4; or a list of one a stage. A name,
+            or ``dict(type=name, **options)``: ``'soft_pp'`` (symmetric normalisation, for any input size), ``'soft'``
+            (options: symmetric=True, False gives keys a projection of their own), ``'softmax'`` (reduction=False, True
+            is PVT's spatial reduction; symmetric=False), ``'linformer'`` (num_mixtures=49; img_size fixes its length,
+            see its layer), ``'performer'`` (num_features=64, seed=0), ``'nystromformer'`` (iterations=6), ``'linear'``
+            (kernel='elu', 'relu' or 'exp'), ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp';
+            local=True). Landmark and Newton options below are those of the attentions that have them.
+        pyramid: False keeps one map at stride 16, with stage 3's width and heads, through all layers; all four outputs
+            are at that stride, and ``attn`` is for all layers.
         in_channels: Channels of the image.
         img_size: Image size whose grids the position tables have; other sizes resize them.
         num_landmarks: At most so many landmarks in stages 1 to 3 however large the image, and at
@@ -64,7 +61,8 @@ class SOFT(Backbone):
         self,
         arch: 'str | Mapping | Arch' = 'small',
         *,
-        attn: str = 'soft_pp',
+        attn: 'Spec | Sequence[Spec]' = 'soft_pp',
+        pyramid: bool = True,
         in_channels: int = 3,
         img_size: int | tuple[int, int] = 224,
         num_landmarks: int | None = 49,
@@ -82,34 +80,37 @@ class SOFT(Backbone):
         **unknown: Any,
     ) -> None:
         reject_unknown(type(self), unknown)
-        choose('attn', attn, ATTENTIONS)
         choose('newton_backward', newton_backward, BACKWARDS)
         whole('newton_iters', newton_iters)
         whole('in_channels', in_channels)
         img_size = image_sides(img_size)
         arch = resolve_arch(arch)
-        super().__init__(arch.dims, STRIDES, out_indices, frozen_stages, norm_eval, init_cfg)
-        self.arch, self.attn, self.in_channels = arch, attn, in_channels
+        dims, heads, ratios, kernels, strides = arch.dims, arch.heads, RATIOS, LOCAL_KERNELS, STRIDES
+        if not pyramid:
+            dims, heads, ratios, kernels, strides = (
+                (values[PLAIN_STAGE],) * 4 for values in (dims, heads, ratios, kernels, strides)
+            )
+        super().__init__(dims, strides, out_indices, frozen_stages, norm_eval, init_cfg)
+        self.arch, self.attn, self.pyramid, self.in_channels = arch, attn, pyramid, in_channels
 
         rates = drop_path_rates(drop_path_rate, arch.depths)
-        soft_block = partial(
-            _soft_block,
-            attn=attn,
-            landmark_options=dict(num_landmarks=num_landmarks, sampling=landmark_sampling, seed=landmark_seed),
-            newton_options=dict(newton_iters=newton_iters, newton_backward=newton_backward),
-        )
-        max_keys = None if num_landmarks is None else MAX_KEYS
+        specs = one_a_stage(attn, last='softmax' if pyramid else None)
+        landmarks = dict(num_landmarks=num_landmarks, sampling=landmark_sampling, seed=landmark_seed)
+        newton = dict(newton_iters=newton_iters, newton_backward=newton_backward)
         self.stages = nn.ModuleList()
         for i in range(max(self.out_indices) + 1):
-            dim, heads = arch.dims[i], arch.heads[i]
-            embed = ConvUnit(arch.dims[i - 1], dim, 2, overlap) if i else stem(in_channels, dim, overlap)
-            if i < len(RATIOS):
-                blocks = [soft_block(dim, heads, RATIOS[i], LOCAL_KERNELS[i], drop_path=rate) for rate in rates[i]]
+            grid = embedded_size(img_size, strides[i])
+            max_keys = MAX_KEYS if pyramid and i == 3 and num_landmarks is not None else None
+            place = Place(dims[i], heads[i], ratios[i], kernels[i], grid, max_keys, landmarks, newton)
+            blocks = [_block(place, specs[i], i == 3, rate) for rate in rates[i]]
+            if i == 0:
+                embed = stem(in_channels, dims[0], overlap, strides[0])
             else:
-                blocks = [_softmax_block(dim, heads, max_keys, rate) for rate in rates[i]]
-            self.stages.append(Stage(embed, PositionTable(embedded_size(img_size, STRIDES[i]), dim), blocks, with_cp))
+                embed = ConvUnit(dims[i - 1], dims[i], 2, overlap) if pyramid else nn.Identity()
+            position = PositionTable(grid, dims[i]) if i == 0 or pyramid else nn.Identity()
+            self.stages.append(Stage(embed, position, blocks, with_cp))
         if len(self.stages) == len(STRIDES):
-            self.norm = nn.LayerNorm(arch.dims[-1], eps=1e-6)
+            self.norm = nn.LayerNorm(dims[-1], eps=1e-6)
         self.apply(init_linear)
         self.train()
 
@@ -126,20 +127,9 @@ class SOFT(Backbone):
         return [*frozen, self.norm] if self.frozen_stages == len(STRIDES) == len(self.stages) else frozen
 
 
-def _soft_block(
-    dim: int,
-    heads: int,
-    ratio: int,
-    local_kernel: int,
-    drop_path: float,
-    attn: str,
-    landmark_options: dict[str, Any],
-    newton_options: dict[str, Any],
-) -> PostNormBlock:
-    landmarks = Landmarks(dim // heads, ratio, **landmark_options)
-    attention = SoftAttention(dim, heads, landmarks, local_kernel, normalize=attn == 'soft_pp', **newton_options)
+def _block(place: Place, spec: Mapping[str, Any], last: bool, drop_path: float) -> PostNormBlock:
+    """Stages 1 to 3 normalise after each residual and take the tanh GELU, stage 4 before it and the exact one."""
+    dim, attention = place.dim, build_attention(spec, place)
+    if last:
+        return PreNormBlock(dim, attention, Mlp(dim, 4 * dim), drop_path, eps=1e-6)
     return PostNormBlock(dim, attention, Mlp(dim, 4 * dim, approximate='tanh'), drop_path, eps=1e-5)
-
-
-def _softmax_block(dim: int, heads: int, max_keys: int | None, drop_path: float) -> PreNormBlock:
-    return PreNormBlock(dim, SoftmaxAttention(dim, heads, max_keys), Mlp(dim, 4 * dim), drop_path, eps=1e-6)

@@ -16,6 +16,7 @@ from .inline import (
 from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
 from .layout import from_windows, to_map, to_tokens, to_windows
 from .linear import linear
+from .linear_attention import linear_attention, linear_attention_reference
 from .newton import (
     guarded_scale,
     guarded_scale_reference,
@@ -23,6 +24,8 @@ from .newton import (
     newton_inverse,
     newton_oracle,
 )
+from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
+from .random_features import orthogonal_directions, positive_features, positive_features_reference
 
 __all__ = [
     'bounded_grid',
@@ -40,12 +43,21 @@ __all__ = [
     'inline_attention_reference',
     'landmark_grid',
     'linear',
+    'linear_attention',
+    'linear_attention_reference',
     'matrix_scale',
     'newton_inverse',
     'newton_oracle',
+    'nystrom_attention',
+    'nystrom_attention_reference',
+    'orthogonal_directions',
+    'positive_features',
+    'positive_features_reference',
     'scattered_indices',
     'softmax_free_attention',
     'softmax_free_attention_reference',
+    'softmax_pinv',
+    'softmax_pinv_reference',
     'to_landmark_windows',
     'to_map',
     'to_tokens',

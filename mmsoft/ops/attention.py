@@ -1,5 +1,7 @@
 """Softmax-free attention: Nystrom's approximation of a Gaussian kernel, without or with normalisation."""
 
+from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
+
 import torch
 from torch import Tensor
 
@@ -12,11 +14,18 @@ RIDGE = 0.01  # SOFT inverts A + 0.01 I
 
 
 def softmax_free_attention_reference(
-    q: Tensor, landmarks: Tensor, v: Tensor, *, normalize: bool = True, iterations: int = 20
+    q: Tensor,
+    landmarks: Tensor,
+    v: Tensor,
+    *,
+    normalize: bool = True,
+    iterations: int = 20,
+    k: Optional[Tensor] = None,
 ) -> Tensor:
     """Slow reference in float64: the N x N matrix of the paper's equation 17 (9 if not normalised)."""
     q, landmarks, v = q.double(), landmarks.double(), v.double()
     p = gaussian_kernel_reference(q, landmarks)  # (B, h, N, m)
+    pk = p if k is None else gaussian_kernel_reference(k.double(), landmarks)
     a = gaussian_kernel_reference(landmarks, landmarks)  # (B, h, m, m)
     if normalize:
         inverse = newton_oracle(a, guarded_scale_reference(a), iterations)
@@ -25,7 +34,7 @@ def softmax_free_attention_reference(
     else:
         ridged = a + RIDGE * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
         inverse = newton_oracle(ridged, matrix_scale(a), iterations)
-    return p @ inverse @ p.transpose(-1, -2) @ v
+    return p @ inverse @ pk.transpose(-1, -2) @ v
 
 
 def softmax_free_attention(
@@ -35,10 +44,13 @@ def softmax_free_attention(
     normalize: bool = True,
     iterations: int = 20,
     backward: str = 'unrolled',
+    k: Optional[Tensor] = None,
 ) -> Tensor:
     """``P A^+ P' v`` (SOFT) or ``P D^(-1/2) A^+ D^(-1/2) P' v`` (SOFT++) in O(N m d).
 
-    q (B, h, N, d) already carries the factor d^(-1/4); landmarks (B, h, m, d); v (B, h, N, e).
+    Queries are keys as well, unless keys k (B, h, N, d) are given: then P' is of these, as Nystrom's
+    approximation of k(q, k) from one set of landmarks has it. Both already carry the factor d^(-1/4): q (B, h, N, d),
+    landmarks (B, h, m, d), v (B, h, N, e).
     Gives (B, h, N, e) in v's dtype, computed in float32 or better whatever the autocast dtype; values
     that float16 cannot hold saturate.
     """
@@ -50,14 +62,16 @@ def softmax_free_attention(
     landmarks = landmarks.to(dtype)
     if torch.jit.is_scripting():  # it knows no autograd functions and no contexts: K exists whole
         kernel = gaussian_kernel(q.to(dtype), landmarks)
-        context = torch.matmul(kernel.transpose(-1, -2), v.to(dtype))
+        of_keys = kernel if k is None else gaussian_kernel(k.to(dtype), landmarks)
+        context = torch.matmul(of_keys.transpose(-1, -2), v.to(dtype))
         context = _apply_inverse(landmarks, context, normalize, iterations, backward)
         return saturating_cast(torch.matmul(kernel, context), v.dtype)
     check(
         q.dim() == landmarks.dim() == v.dim() == 4
         and q.shape[:2] == landmarks.shape[:2] == v.shape[:2]
         and q.shape[2] == v.shape[2]
-        and q.shape[3] == landmarks.shape[3],
+        and q.shape[3] == landmarks.shape[3]
+        and (k is None or k.shape == q.shape),
         'softmax_free_attention takes q (B, h, N, d), landmarks (B, h, m, d), v (B, h, N, e)',
         q=q,
         landmarks=landmarks,
@@ -65,8 +79,9 @@ def softmax_free_attention(
     )
     q = q.transpose(1, 2)  # tokens before heads, as they lie in memory
     # P' v first: associated this way no N x m x m product arises
-    kernels = kernel_slices(q, landmarks)
-    context = kernel_transposed_product(q, landmarks, v.transpose(1, 2), kernels)  # (B, h, m, e)
+    kernels = kernel_slices(q, landmarks) if k is None else None
+    keys = q if k is None else k.transpose(1, 2)
+    context = kernel_transposed_product(keys, landmarks, v.transpose(1, 2), kernels)  # (B, h, m, e)
     with no_autocast(q):
         context = _apply_inverse(landmarks, context, normalize, iterations, backward)
     return kernel_product(q, landmarks, context, v, kernels).transpose(1, 2)

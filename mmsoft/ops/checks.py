@@ -22,6 +22,12 @@ def whole(option: str, value: Any, least: int = 1) -> int:
     return value
 
 
+def pair(option: str, value: Any) -> tuple[int, int]:
+    """Rows and columns from such a pair or from one number for both."""
+    rows, columns = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, value)
+    return whole(option, rows), whole(option, columns)
+
+
 def choose(option: str, value: Any, choices: Iterable[Any]) -> Any:
     """``value`` if it is among ``choices``; otherwise a ValueError that lists them."""
     choices = tuple(choices)

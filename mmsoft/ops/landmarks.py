@@ -53,38 +53,37 @@ def _better(
     return best, best_quality
 
 
-def landmark_grid(height: int, width: int, ratio: int, num_landmarks: Optional[int]) -> tuple[int, int]:
-    """Landmarks (gh, gw) of an (H, W) map whose landmark window is ratio x ratio.
+def landmark_grid(height: int, width: int, window: tuple[int, int], num_landmarks: Optional[int]) -> tuple[int, int]:
+    """Landmarks (gh, gw) of an (H, W) map whose landmark window is (rh, rw).
 
     One for each whole window, as published, while these are at most ``num_landmarks``; the
     bounded grid beyond that. ``num_landmarks=None`` never bounds: the count grows with the image.
     """
-    gh, gw = _whole_windows(height, width, ratio)
+    gh, gw = _whole_windows(height, width, window)
     if num_landmarks is None or gh * gw <= num_landmarks:
         return gh, gw
     return bounded_grid(height, width, num_landmarks)
 
 
-def to_landmark_windows(x: Tensor, ratio: int, num_landmarks: Optional[int]) -> Tensor:
-    """Prepare x (B, C, H, W) for a ratio x ratio window of that stride to give the landmark grid.
+def to_landmark_windows(x: Tensor, window: tuple[int, int], num_landmarks: Optional[int]) -> Tensor:
+    """Prepare x (B, C, H, W) for a window (rh, rw) of that stride to give the landmark grid.
 
-    Where the grid is bounded, x is averaged down to (gh * ratio, gw * ratio): the window sees the
-    scale that it was trained on and every token contributes. A map smaller than one window is
-    zero-padded at the right and bottom.
+    Where the grid is bounded, x is averaged down to (gh * rh, gw * rw): the window sees the scale that it was
+    trained on and every token contributes. A map smaller than one window is zero-padded at the right and bottom.
     """
     if not torch.jit.is_scripting():
         check(x.dim() == 4, 'to_landmark_windows takes a map (B, C, H, W)', x=x)
     height, width = x.shape[-2:]
-    gh, gw = landmark_grid(height, width, ratio, num_landmarks)
-    if (gh, gw) != _whole_windows(height, width, ratio):
-        return F.adaptive_avg_pool2d(x, (gh * ratio, gw * ratio))
-    if height < ratio or width < ratio:
-        return F.pad(x, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
+    gh, gw = landmark_grid(height, width, window, num_landmarks)
+    if (gh, gw) != _whole_windows(height, width, window):
+        return F.adaptive_avg_pool2d(x, (gh * window[0], gw * window[1]))
+    if height < window[0] or width < window[1]:
+        return F.pad(x, (0, max(window[1] - width, 0), 0, max(window[0] - height, 0)))
     return x
 
 
-def _whole_windows(height: int, width: int, ratio: int) -> tuple[int, int]:
-    return max(height // ratio, 1), max(width // ratio, 1)
+def _whole_windows(height: int, width: int, window: tuple[int, int]) -> tuple[int, int]:
+    return max(height // window[0], 1), max(width // window[1], 1)
 
 
 def scattered_indices(count: int, picks: int, seed: int, device: torch.device) -> Tensor:

@@ -5,7 +5,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mmsoft.layers import Landmarks, SoftAttention, SoftmaxAttention
+from mmsoft.layers import (
+    InLineAttention,
+    Landmarks,
+    LinearAttention,
+    LinformerAttention,
+    NystromformerAttention,
+    PerformerAttention,
+    SoftAttention,
+    SoftmaxAttention,
+)
 
 from .cases import Case, Work, as_task
 
@@ -36,6 +45,11 @@ BUILDERS = dict(
     softmax_sdpa=lambda: SoftmaxAttention(DIM, HEADS),
     soft=lambda: _soft(normalize=False),
     soft_pp=lambda: _soft(normalize=True),
+    linformer=lambda: LinformerAttention(DIM, HEADS, 28),
+    performer=lambda: PerformerAttention(DIM, HEADS),
+    nystromformer=lambda: NystromformerAttention(DIM, HEADS, Landmarks(DIM // HEADS, RATIO, sampling='avg_pool')),
+    linear=lambda: LinearAttention(DIM, HEADS),
+    inline=lambda: InLineAttention(DIM, HEADS),
 )
 
 

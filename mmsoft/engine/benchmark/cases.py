@@ -33,7 +33,29 @@ TIMM = dict(
 )
 BACKBONES = (*OURS, *SWINS, *RESNETS, *TIMM)
 WHOLE = ('retinanet', 'mask_rcnn', 'upernet')
-ATTENTIONS = ('softmax', 'softmax_sdpa', 'soft', 'soft_pp')  # built in attention.py
+ATTENTIONS = (  # built in attention.py
+    'softmax',
+    'softmax_sdpa',
+    'soft',
+    'soft_pp',
+    'linformer',
+    'performer',
+    'nystromformer',
+    'linear',
+    'inline',
+)
+# attentions in one small pyramid, see pyramid.py: name -> ``attn`` of SOFT
+PYRAMID_ATTENTIONS = dict(
+    softmax='softmax',
+    softmax_reduced=dict(type='softmax', reduction=True),
+    linformer='linformer',
+    performer='performer',
+    nystromformer='nystromformer',
+    linear=dict(type='linear', kernel='relu'),
+    inline='inline',
+    soft='soft',
+    soft_pp='soft_pp',
+)
 GEMM = 'gemm'  # torch.mm of matrices (H, W) x (W, H): the machine's peak
 GEMM_CONV = 'gemm_as_convolution'  # the same product as ours are done, see ops.linear
 GEMMS = (GEMM, GEMM_CONV)
@@ -45,8 +67,8 @@ class Case(NamedTuple):
     """One thing to measure.
 
     ``model`` is a backbone, ``retinanet:<backbone>`` and the like, ``attention:<name>`` (whose size is the grid of
-    tokens) or one of GEMMS. ``num_landmarks`` None gives ours the authors' rule, by which landmarks grow with the
-    image.
+    tokens), ``pyramid:<attention>`` or one of GEMMS. ``num_landmarks`` None gives ours the authors' rule, by which
+    landmarks grow with the image.
     """
 
     model: str
@@ -105,8 +127,11 @@ def check_case(case: Case) -> None:
         raise ValueError("device 'cuda': torch finds no CUDA GPU here; measure with 'cpu'")
     if case.family == 'attention':
         choose('attention', case.part, ATTENTIONS)
+    elif case.family == 'pyramid':
+        choose('pyramid', case.part, PYRAMID_ATTENTIONS)
     elif case.family and case.family not in WHOLE:
-        raise ValueError(f'model {case.model!r} is unknown; before the colon comes attention or {", ".join(WHOLE)}')
+        known = ', '.join(('attention', 'pyramid', *WHOLE))
+        raise ValueError(f'model {case.model!r} is unknown; before the colon comes one of {known}')
     elif case.model not in GEMMS and case.part not in BACKBONES:
         known = ', '.join(BACKBONES)
         raise ValueError(
@@ -117,9 +142,10 @@ def check_case(case: Case) -> None:
 
 
 def _check_options(case: Case) -> None:
-    if case.with_cp and (case.task != 'train' or case.family == 'attention' or case.part in TIMM):
+    part = case.family in ('attention', 'pyramid')
+    if case.with_cp and (case.task != 'train' or part or case.part in TIMM):
         raise ValueError(f'with_cp saves memory in training steps of {", ".join([*SWINS, *RESNETS])} and ours only')
-    if case.num_landmarks != NUM_LANDMARKS and (case.part not in OURS or case.family == 'attention'):
+    if case.num_landmarks != NUM_LANDMARKS and (case.part not in OURS or part):
         raise ValueError(f'num_landmarks is an option of our backbones, which {case.model} is not')
 
 
@@ -133,6 +159,10 @@ def build(case: Case, device: str | None = None) -> Work:
         from .attention import build_attention
 
         return build_attention(case, device)
+    if case.family == 'pyramid':
+        from .pyramid import build_pyramid
+
+        return build_pyramid(case, device)
     if case.family:
         from .whole_models import build_whole
 

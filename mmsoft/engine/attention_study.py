@@ -1,0 +1,202 @@
+"""Attentions compared in one small pyramid: the paper's Table 2 on the demo's worlds, with costs measured here.
+
+Every attention trains from the same seeds on the same pictures for the same number of steps, as a classifier and in
+a RetinaNet; only ``attn`` differs.
+"""
+
+import json
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+
+import mmsoft
+
+from . import demo
+from .attention_claims import measure_claims
+from .benchmark.cases import Case
+from .benchmark.measure import Group, Options, Record, measure_group
+from .benchmark.pyramid import ARCH, attention_at
+from .benchmark.report import make_report
+from .config import load_config
+from .predict import load_model
+from .studies import once, train_once
+from .tables import spread
+from .training import TOP1, evaluate
+
+TASKS = dict(classification=TOP1, detection='coco/bbox_mAP')
+TITLES = dict(
+    softmax='softmax',
+    softmax_reduced="softmax, PVT's spatial reduction",
+    linformer='Linformer',
+    performer='Performer',
+    nystromformer='Nyströmformer',
+    linear='linear, ReLU',
+    inline='InLine',
+    soft='SOFT',
+    soft_pp='SOFT++',
+)
+NECK = 64  # channels of the neck and heads: the pyramid is what is compared
+EPOCHS = dict(classification=2, detection=4)
+COST_SIZE, BATCH = (224, 224), 8
+DENSE = (800, 1344)
+CLAIMS_OF = ('softmax', 'linear', 'inline')
+Result = dict[str, Any]
+
+
+def study(
+    work_dir: str | Path,
+    seeds: Sequence[int],
+    names: Sequence[str],
+    options: Options,
+    say: Callable[[str], None],
+    jobs: int = 2,
+) -> Result:
+    """Train, test and measure what is not done yet below ``work_dir``; everything found.
+
+    ``jobs`` trainings run at a time, each in a process of its own with one thread.
+    """
+    work_dir = Path(work_dir)
+    runs = [(name, task, seed, str(work_dir)) for seed in seeds for task in TASKS for name in names]
+    scores = {name: {task: [] for task in TASKS} for name in names}
+    found = {}
+    os.environ.setdefault('MMSOFT_DEMO_DATA', str(work_dir / 'data'))
+    for task in TASKS:
+        demo.overlay(config_of(names[0], task))  # draws the world before several ask for it
+    with multiprocessing.get_context('spawn').Pool(jobs, torch.set_num_threads, (1,), maxtasksperchild=1) as pool:
+        for (name, task, seed, _), (score, claims) in zip(runs, pool.imap(_run, runs, chunksize=1), strict=True):
+            say(f'{TITLES[name]}, {task}, seed {seed}: {score:.1f}')
+            scores[name][task].append(score)
+            if claims and seed == seeds[0]:
+                found[name] = claims
+    costs = once(work_dir / 'costs.json', f'{list(names)} {options}', lambda: _costs(names, options, say))
+    return dict(seeds=list(seeds), arch=ARCH, epochs=EPOCHS, scores=scores, costs=costs, claims=found)
+
+
+def _run(run: tuple[str, str, int, str]) -> tuple[float, Result | None]:
+    """Train one attention once: top-1 or box AP in per cent on the validation images, and what claims are about it."""
+    name, task, seed, work_dir = run
+    folder = Path(work_dir, name, f'{task}_{seed}')
+    of = config_of(name, task).pretty_text
+    checkpoint = train_once(config_of(name, task), folder, seed)
+
+    def score() -> float:
+        metrics = evaluate(config_of(name, task), checkpoint, work_dir=str(folder), demo=True)
+        return metrics[TASKS[task]] * (1 if task == 'classification' else 100)
+
+    def claims() -> Result:
+        cfg = config_of(name, task)
+        demo.overlay(cfg)
+        return measure_claims(load_model(cfg, checkpoint, 'cpu')[0], cfg)
+
+    claimed = task == 'classification' and name in CLAIMS_OF
+    return once(folder / 'score.json', of, score), once(folder / 'claims.json', of, claims) if claimed else None
+
+
+def config_of(name: str, task: str) -> Config:
+    """A shipped config with the small pyramid in it."""
+    if task == 'classification':
+        cfg = load_config(mmsoft.config_path('soft_pp_tiny_300e_in1k'))
+        size = (demo.CLASS_SIZE, demo.CLASS_SIZE)
+    else:
+        cfg = load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco'))
+        size = demo.SIZE
+        cfg.model.neck.update(in_channels=list(ARCH['dims']), out_channels=NECK)
+        cfg.model.bbox_head.update(in_channels=NECK, feat_channels=NECK, stacked_convs=2)
+    cfg.demo_epochs = EPOCHS[task]
+    cfg.model.backbone.update(arch=ARCH, attn=attention_at(name, size), img_size=size)
+    return cfg
+
+
+def _costs(names: Sequence[str], options: Options, say: Callable[[str], None]) -> Result:
+    """Time and memory of passes, in turn; the large image of a detector once."""
+
+    def cases(size: tuple[int, int], task: str, batch: int) -> tuple[Case, ...]:
+        return tuple(Case(f'pyramid:{name}', size, task, batch=batch) for name in names)
+
+    records: list[Record] = []
+    for group in (
+        Group('train', cases(COST_SIZE, 'train', BATCH)),
+        Group('forward', cases(COST_SIZE, 'forward', BATCH)),
+        Group('dense', cases(DENSE, 'forward', 1), rounds=1),
+    ):
+        measure_group(group, options, records, say)
+    return make_report('costs', records, (), options)
+
+
+def study_table(result: Result) -> str:
+    """Markdown: a row an attention, in the order of the paper's Table 2."""
+    costs = costs_of(result)
+    heads = ['attention', 'parameters', 'multiply-adds', 'memory, training', 'images a second, training / inference']
+    heads += ['800 x 1344: time', 'memory', 'top-1', 'box AP']
+    lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
+    for name, scores in result['scores'].items():
+        train, forward, dense = (costs[name, what] for what in ('train', 'forward', 'dense'))
+        cells = [
+            TITLES[name],
+            f'{forward["parameters"] / 1e6:.2f} M',
+            f'{forward["macs"] / forward["batch"] / 1e9:.2f} G',
+        ]
+        cells.append(_cell(train, 'peak_mib', '{:.0f} MiB'.format))
+        cells.append(
+            ' / '.join(_cell(row, 'seconds', lambda value: f'{BATCH / value:.0f}') for row in (train, forward))
+        )
+        cells += [_cell(dense, 'seconds', '{:.2f} s'.format), _cell(dense, 'peak_mib', '{:.0f} MiB'.format)]
+        cells += [spread(scores['classification'], unit=' %'), spread(scores['detection'])]
+        lines.append(f'| {" | ".join(cells)} |')
+    return '\n'.join(lines)
+
+
+def costs_of(result: Result) -> dict[tuple[str, str], Result]:
+    """What was measured, by attention and ``train``, ``forward`` or ``dense``."""
+    return {(row['model'].removeprefix('pyramid:'), row['group']): row for row in result['costs']['cases']}
+
+
+def _cell(row: Result, key: str, form: Callable[[float], str]) -> str:
+    return '-' if row[key] is None else form(row[key])
+
+
+def _throughput(seconds: float) -> str:
+    return f'{BATCH / seconds:.0f}'
+
+
+def claims_table(result: Result) -> str:
+    """Markdown of InLine's two claims."""
+    heads = ['attention', 'weights of a query and its double differ by', 'pairs of queries confused']
+    heads += ['weight in the 3 x 3 neighbourhood, by layer', 'without the local term']
+    lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
+    for label, found in claims_by_label(result).items():
+        local = [', '.join(f'{100 * share:.0f} %' for share in found[key]) for key in ('near', 'near_alone')]
+        confused = 100 * statistics.mean(found['confusions']) / found['pairs']
+        lines.append(
+            f'| {label} | {100 * found["collinear"]:.2g} % | {confused:.2g} % '
+            f'| {local[0]} | {local[1] if local[1] != local[0] else ""} |'
+        )
+    return '\n'.join(lines)
+
+
+def claims_by_label(result: Result) -> dict[str, Result]:
+    """What was found of each attention, and of linear attention's queries and keys by InLine's formula."""
+    labels = dict(own='{}', inline="{}: the same queries and keys by InLine's formula")
+    return {
+        labels[kind].format(TITLES[name]): found
+        for name, kinds in result['claims'].items()
+        for kind, found in kinds.items()
+    }
+
+
+def save(result: Result, out: str | Path) -> list[Path]:
+    """``<out>.json`` and ``<out>.md``, and plots beside them."""
+    from mmsoft.visualization.attention_study import plot_attention_study
+
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix('.json').write_text(json.dumps(result, indent=1, default=float) + '\n')
+    out.with_suffix('.md').write_text(f'{study_table(result)}\n\n{claims_table(result)}\n')
+    plots = plot_attention_study(result['scores'], costs_of(result), claims_by_label(result), TITLES, out)
+    return [out.with_suffix('.json'), out.with_suffix('.md'), *plots]

@@ -1,0 +1,115 @@
+"""Attentions by name: what ``attn`` of a backbone may say, and the layer that it means at a place in the network."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from mmsoft.layers import (
+    InLineAttention,
+    Landmarks,
+    LinearAttention,
+    LinformerAttention,
+    NystromformerAttention,
+    PerformerAttention,
+    SoftAttention,
+    SoftmaxAttention,
+)
+from mmsoft.ops.checks import choose
+
+
+class Place(NamedTuple):
+    """Where an attention stands: its stage's sizes, and the backbone's options that concern it."""
+
+    dim: int
+    heads: int
+    ratio: int  # of the landmark window, and of spatial reduction
+    local_kernel: int
+    grid: tuple[int, int]  # of tokens at the backbone's img_size
+    max_keys: int | None
+    landmarks: dict[str, Any]  # num_landmarks, sampling, seed
+    newton: dict[str, Any]  # newton_iters, newton_backward
+
+
+def _soft(place: Place, normalize: bool, symmetric: bool) -> SoftAttention:
+    landmarks = Landmarks(place.dim // place.heads, place.ratio, **place.landmarks)
+    return SoftAttention(
+        place.dim, place.heads, landmarks, place.local_kernel, normalize, symmetric=symmetric, **place.newton
+    )
+
+
+def _soft_pp(place: Place, *, symmetric: bool = True) -> SoftAttention:
+    return _soft(place, True, symmetric)
+
+
+def _plain_soft(place: Place, *, symmetric: bool = True) -> SoftAttention:
+    return _soft(place, False, symmetric)
+
+
+def _softmax(place: Place, *, reduction: bool = False, symmetric: bool = False) -> SoftmaxAttention:
+    ratio = place.ratio if reduction else 1
+    return SoftmaxAttention(place.dim, place.heads, place.max_keys, ratio, symmetric)
+
+
+def _linformer(place: Place, *, num_mixtures: int = 49) -> LinformerAttention:
+    return LinformerAttention(place.dim, place.heads, place.grid, num_mixtures)
+
+
+def _performer(place: Place, *, num_features: int = 64, seed: int = 0) -> PerformerAttention:
+    return PerformerAttention(place.dim, place.heads, num_features, seed)
+
+
+def _nystromformer(place: Place, *, iterations: int = 6) -> NystromformerAttention:
+    options = place.landmarks | dict(sampling='avg_pool')
+    landmarks = Landmarks(place.dim // place.heads, place.ratio, **options)
+    return NystromformerAttention(place.dim, place.heads, landmarks, iterations)
+
+
+def _linear(place: Place, *, kernel: str = 'elu') -> LinearAttention:
+    return LinearAttention(place.dim, place.heads, kernel)
+
+
+def _inline(place: Place, *, kernel: str = 'identity', local: bool = True) -> InLineAttention:
+    return InLineAttention(place.dim, place.heads, kernel, local)
+
+
+# name -> builder, whose keyword arguments are the options that a dict may give
+ATTENTIONS: dict[str, Callable[..., nn.Module]] = dict(
+    soft_pp=_soft_pp,
+    soft=_plain_soft,
+    softmax=_softmax,
+    linformer=_linformer,
+    performer=_performer,
+    nystromformer=_nystromformer,
+    linear=_linear,
+    inline=_inline,
+)
+Spec = 'str | Mapping[str, Any]'
+
+
+def one_a_stage(attn: 'Spec | Sequence[Spec]', last: str | None) -> list[dict[str, Any]]:
+    """``attn`` for each of four stages, as dicts with a ``type``; of one for all, the fourth is ``last`` if given."""
+    if isinstance(attn, (str, Mapping)):
+        specs = [attn] * 3 + [attn if last is None else last]
+    elif isinstance(attn, Sequence) and len(attn) == 4:
+        specs = list(attn)
+    else:
+        raise ValueError(f'attn must be a name, a dict with a type, or a list of four of these; got {attn!r}')
+    return [_checked(spec) for spec in specs]
+
+
+def build_attention(spec: Mapping[str, Any], place: Place) -> nn.Module:
+    """The layer of a checked ``spec`` at its place."""
+    options = dict(spec)
+    return ATTENTIONS[options.pop('type')](place, **options)
+
+
+def _checked(spec: Spec) -> dict[str, Any]:
+    spec = dict(type=spec) if isinstance(spec, str) else dict(spec)
+    name = choose('attn', spec.get('type'), ATTENTIONS)
+    known = list(inspect.signature(ATTENTIONS[name]).parameters)[1:]
+    for option in spec:
+        if option not in ['type', *known]:
+            raise TypeError(f'attn {name!r} has no option {option!r}; its options are {", ".join(known)}')
+    return spec

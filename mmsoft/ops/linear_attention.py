@@ -1,0 +1,41 @@
+"""Linear attention: non-negative features of queries and keys in place of the exponential of their product."""
+
+import torch
+from torch import Tensor
+
+from .checks import check, compute_dtype, no_autocast, saturating_cast
+
+# Where a query's weights sum to less than this, as with features that are all 0, its output fades to 0.
+LEAST_SUM = 1e-12
+
+
+def linear_attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Slow reference in float64: the N x N matrix of weights, whose rows are divided by their sums."""
+    weights = q.double() @ k.double().transpose(-1, -2) / k.shape[-2]
+    return weights / weights.sum(-1, keepdim=True).clamp(min=LEAST_SUM) @ v.double()
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``q (k' v) / (q (k' 1))`` in O(N f e), for features of queries and keys that are at least 0.
+
+    q (B, h, N, f), k (B, h, M, f), v (B, h, M, e) -> (B, h, N, e) in v's dtype, computed in float32 or better.
+    """
+    if torch.jit.is_scripting():  # knows no contexts
+        return _attend(q, k, v, compute_dtype([q, k, v]))
+    check(
+        q.dim() == k.dim() == v.dim() == 4 and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3],
+        'linear_attention takes features q (B, h, N, f) and k (B, h, M, f), and v (B, h, M, e)',
+        q=q,
+        k=k,
+        v=v,
+    )
+    with no_autocast(q):
+        return _attend(q, k, v, compute_dtype([q, k, v]))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, least: float = LEAST_SUM) -> Tensor:
+    q, k = q.to(dtype), k.to(dtype)
+    # means over keys, not sums, so that nothing grows with their number
+    context = torch.matmul(k.transpose(-1, -2), v.to(dtype)) / k.shape[2]  # (B, h, f, e)
+    total = torch.matmul(q, k.mean(2).unsqueeze(-1)).clamp(min=least)  # (B, h, N, 1)
+    return saturating_cast(torch.matmul(q, context) / total, v.dtype)

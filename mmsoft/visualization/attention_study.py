@@ -1,0 +1,82 @@
+"""Plots of the comparison of attentions: accuracy against throughput, and InLine's claims."""
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FORMATS = ('png', 'svg')
+
+
+def plot_attention_study(
+    scores: Mapping[str, Mapping[str, list[float]]],
+    costs: Mapping[tuple[str, str], Mapping[str, Any]],
+    claims: Mapping[str, Mapping[str, Any]],
+    titles: Mapping[str, str],
+    out: Path,
+) -> list[Path]:
+    """Write ``<out>.png`` and ``.svg``, and ``<out>_claims`` where claims were measured."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    written = []
+    with mpl.rc_context({'svg.hashsalt': 'mmsoft', 'font.size': 9}):
+        figure = Figure(figsize=(11, 4.2), layout='constrained')
+        _scores(figure, scores, costs, titles)
+        written += _save(figure, out)
+        if claims:
+            figure = Figure(figsize=(11, 3.6), layout='constrained')
+            _claims(figure, claims)
+            written += _save(figure, out.with_name(f'{out.stem}_claims'))
+    return written
+
+
+def _scores(figure: Any, scores: Mapping[str, Any], costs: Mapping[Any, Any], titles: Mapping[str, str]) -> None:
+    """Top-1 against inference throughput, AP against the time of a large image; bars are deviations over seeds."""
+    panels = (
+        ('classification', 'forward', 'images a second, inference at 224²', 'top-1, %'),
+        ('detection', 'dense', 'seconds a forward pass at 800 x 1344', 'box AP'),
+    )
+    for axes, (task, what, x_label, y_label) in zip(figure.subplots(1, 2), panels, strict=True):
+        for number, (name, found) in enumerate(scores.items()):
+            cost, values = costs[name, what], found[task]
+            if not cost['seconds'] or not values:
+                continue
+            seconds = cost['seconds']
+            x = cost['batch'] / seconds if what == 'forward' else seconds
+            deviation = statistics.stdev(values) if len(values) > 1 else 0
+            axes.errorbar(
+                x, statistics.mean(values), deviation, marker='osD^vP*Xh'[number % 9], capsize=3, label=titles[name]
+            )
+        axes.set(xlabel=x_label, ylabel=y_label, xscale='log')
+        axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc='outside lower center', ncols=5)
+
+
+def _claims(figure: Any, claims: Mapping[str, Any]) -> None:
+    """Confused pairs by picture, and the weight around a query by layer."""
+    left, right = figure.subplots(1, 2)
+    for number, (label, found) in enumerate(claims.items()):
+        left.bar(
+            [place + 0.27 * number for place in range(len(found['confusions']))],
+            found['confusions'],
+            width=0.25,
+            label=label,
+        )
+        layers = range(1, len(found['near']) + 1)
+        right.plot(layers, [100 * share for share in found['near']], marker='o', color=f'C{number}', label=label)
+        if found['near_alone'] != found['near']:
+            alone = [100 * share for share in found['near_alone']]
+            right.plot(layers, alone, '--', marker='o', color=f'C{number}', label=f'{label}, no local term')
+    left.set(xlabel='picture', ylabel='pairs of queries with the same weights', yscale='symlog')
+    right.set(xlabel='layer', ylabel='weight in the 3 x 3 neighbourhood, %', xticks=list(layers))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+
+
+def _save(figure: Any, out: Path) -> list[Path]:
+    paths = [out.with_suffix(f'.{kind}') for kind in FORMATS]
+    for path in paths:
+        figure.savefig(path, dpi=120, metadata={'Date': None} if path.suffix == '.svg' else None)
+    return paths
