@@ -16,6 +16,7 @@ from mmsoft.checkpoints.loading import names_for
 from mmsoft.engine import config
 from mmsoft.engine.publishing import publish
 from mmsoft.models import (
+    SOFT,
     InLineCSwin,
     InLineDeiT,
     InLineDeiTClassifier,
@@ -59,6 +60,15 @@ def test_names_go_both_ways_exactly(title):
         assert [f.title for f in FAMILIES if f.is_published(found)] == ([name] if name else [])
         assert [f.title for f in FAMILIES if f.is_ours(found)] == ([] if name else [title])
     assert {name.split('.')[0] for name in family.to_published(weights)} <= {name.split('.')[0] for name in theirs}
+
+
+def test_other_attentions_in_softs_pyramid_are_soft_still():
+    """Those of InLine have the names of InLine-PVT's; what of an architecture leaves no trace is told."""
+    weights = SOFTClassifier(SMALL['InLine-PVT'], attn='inline').state_dict()
+    assert our_family(weights).title == 'SOFT'
+    with pytest.raises(CheckpointError, match=r"lack 'stages\.0\.blocks\.0\.attn\.local', .* of a whole SOFT backbone"):
+        read_architecture(weights)
+    assert load_pretrained(SOFT(SMALL['InLine-PVT'], attn='inline'), weights).complete
 
 
 def test_stacked_projections_are_cut_in_inline_blocks_alone():
@@ -186,7 +196,7 @@ def test_a_pyramid_has_no_place_in_the_authors_files(tmp_path):
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r'residual\.0\.weight of InLine-PVT, .*first name is .conv1\.weight'):
         from_published({'conv1.weight': torch.zeros(1)})
-    with pytest.raises(CheckpointError, match=r'of any known model: SOFT \(stages\.0\.position\.table, \.\.\.\)'):
+    with pytest.raises(CheckpointError, match=r'of any known model: SOFT \(stages\.0\.embed\.0\.0\.weight, \.\.\.\)'):
         read_architecture({'conv1.weight': torch.zeros(1)})
     swin = published('InLine-Swin')
     lacking = {name: value for name, value in swin.items() if not name.startswith('layers.2.blocks.0')}
@@ -248,4 +258,5 @@ def test_a_classifier_is_tested_with_tables_as_large_as_its_weights():
     assert size_for(InLineDeiTClassifier(PLAIN, img_size=(64, 96))) == [64, 96]
     assert size_for(INLINE['InLine-PVT'].classifier(SMALL['InLine-PVT'], img_size=64)) == [64, 64]
     assert size_for(SOFTClassifier(SMALL['InLine-PVT'], img_size=128)) == [128, 128]
+    assert size_for(SOFTClassifier(SMALL['InLine-PVT'], img_size=128, attn='inline', pyramid=False)) == [128, 128]
     assert size_for(InLineSwinClassifier(SMALL['InLine-Swin'], img_size=64)) == 224

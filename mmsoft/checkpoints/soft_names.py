@@ -46,8 +46,8 @@ def is_published_soft(weights: Mapping[str, Tensor]) -> bool:
 
 
 def is_our_soft(weights: Mapping[str, Tensor]) -> bool:
-    """Whether these are our names of a SOFT backbone or classifier."""
-    return 'stages.0.position.table' in weights and 'stages.0.blocks.0.attn.local' in weights
+    """Whether these are our names of a SOFT backbone or classifier, of whatever attention."""
+    return 'stages.0.position.table' in weights and 'stages.0.embed.0.0.weight' in weights
 
 
 def convert_published_soft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

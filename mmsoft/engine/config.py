@@ -10,8 +10,8 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import init_default_scope
 from torch import Tensor
 
-from mmsoft.checkpoints import CheckpointError, read_architecture
-from mmsoft.checkpoints.families import our_family
+from mmsoft.checkpoints import CheckpointError
+from mmsoft.checkpoints.shapes import image_size
 from mmsoft.checkpoints.sources import is_remote
 from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
@@ -222,9 +222,8 @@ def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
 
 def take_table_size(cfg: Config, weights: Mapping[str, Tensor]) -> None:
     """Position tables of a classifier as large as in these weights: they are resized once, to the pictures."""
-    weights = {name.removeprefix('backbone.'): value for name, value in weights.items()}
-    size = read_architecture(weights).options.get('img_size') if is_classifier(cfg) and our_family(weights) else None
-    if size:
+    size = image_size({name.removeprefix('backbone.'): value for name, value in weights.items()})
+    if is_classifier(cfg) and size:
         cfg.model.backbone.img_size = list(size)
 
 
