@@ -7,7 +7,7 @@ import torch
 from conftest import Golden
 from mmengine.config import Config
 from mmengine.registry import MODELS as REGISTRY
-from small_runs import DOUBLING, PLAIN, narrow_model
+from small_runs import DOUBLING, PLAIN, dump, narrow_model, small_config
 
 import mmsoft
 from mmsoft.checkpoints import CheckpointError, convert, from_published, load, load_pretrained, read_architecture
@@ -15,6 +15,7 @@ from mmsoft.checkpoints.families import FAMILIES, our_family, published_family
 from mmsoft.checkpoints.loading import names_for
 from mmsoft.engine import config
 from mmsoft.engine.publishing import publish
+from mmsoft.engine.training import evaluate
 from mmsoft.models import (
     SOFT,
     InLineCSwin,
@@ -260,3 +261,23 @@ def test_a_classifier_is_tested_with_tables_as_large_as_its_weights():
     assert size_for(SOFTClassifier(SMALL['InLine-PVT'], img_size=128)) == [128, 128]
     assert size_for(SOFTClassifier(SMALL['InLine-PVT'], img_size=128, attn='inline', pyramid=False)) == [128, 128]
     assert size_for(InLineSwinClassifier(SMALL['InLine-Swin'], img_size=64)) == 224
+
+
+def test_the_authors_files_are_tested_as_they_are(tmp_path):
+    """The same metrics as from ours, with tables of another size than the config's, and a detector starts from both."""
+    cfg = small_config('classifier', tmp_path / 'data', train=6)
+    cfg.model.backbone = dict(type='mmsoft.InLineDeiTClassifier', arch=PLAIN, num_classes=6, img_size=224)
+    path = dump(cfg, tmp_path)
+    model = InLineDeiTClassifier(PLAIN, num_classes=6, img_size=64)
+    torch.save(model.state_dict(), tmp_path / 'ours.pth')
+    convert(tmp_path / 'ours.pth', tmp_path / 'theirs.pth')
+    torch.save(dict(model=torch.load(tmp_path / 'theirs.pth', weights_only=True)), tmp_path / 'wrapped.pth')
+    metrics = [
+        evaluate(config.load_config(path), str(tmp_path / f'{name}.pth'), work_dir=str(tmp_path / name))
+        for name in ('ours', 'theirs', 'wrapped')
+    ]
+    assert metrics[0] == metrics[1] == metrics[2]
+    assert set(metrics[0]) == {'accuracy/top1', 'accuracy/top5'}
+    backbone = InLineDeiT(PLAIN, init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'theirs.pth')))
+    backbone.init_weights()
+    assert torch.equal(backbone.norm.weight, model.norm.weight)
