@@ -57,7 +57,7 @@ FAMILIES = (
         models.SOFT,
         models.SOFTClassifier,
         models.ARCHS,
-        ('pos_embed1', 'stages.0.position.table'),
+        ('pos_embed1', 'stages.0.embed.0.0.weight'),
         soft_names.is_published_soft,
         soft_names.is_our_soft,
         soft_names.convert_published_soft,

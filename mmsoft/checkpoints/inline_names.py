@@ -122,8 +122,7 @@ class InLineNames(NamedTuple):
 INLINE_PVT = InLineNames(
     _PVT,
     published=('patch_embed1.proj.weight', 'pos_embed1', 'block1.0.attn.residual.0.weight'),
-    ours=('stages.0.position.table', 'stages.0.blocks.0.attn.predictor.0.weight'),
-    not_ours=('stages.0.embed.0.0.weight',),  # SOFT with InLine attention
+    ours=('stages.0.embed.proj.weight', 'stages.0.position.table'),
 )
 INLINE_SWIN = InLineNames(
     _SWIN,

@@ -13,25 +13,27 @@ Weights = Mapping[str, Tensor]
 STAGES = range(4)
 
 
-def table_size(weights: Weights) -> tuple[int, int] | None:
-    """The image size whose grid a position table has; None where there is no table."""
-    stride = 4 if 'stages.1.position.table' in weights else 16  # a trunk without a pyramid has one table
-    table = weights.get('stages.0.position.table', weights.get('position.table'))  # (1, h, w, C)
-    return None if table is None else (stride * table.shape[1], stride * table.shape[2])
+def image_size(weights: Weights) -> tuple[int, int] | None:
+    """(height, width) of the images whose grids the position tables have; None where there are none.
+
+    The first table, (1, h, w, C), is at stride 4 in a pyramid, where others follow it, and at 16 in a plain network.
+    """
+    table = weights.get('stages.0.position.table', weights.get('position.table'))
+    if table is None:
+        return None
+    stride = 4 if 'stages.1.position.table' in weights else 16
+    return stride * table.shape[1], stride * table.shape[2]
 
 
 def soft_options(weights: Weights) -> dict[str, Any]:
-    """Of a SOFT backbone of all four stages, with SOFT or SOFT++ attention; others do not show their heads.
-
-    Heads of stage 4 leave no trace, either; they are as wide as those of stage 3.
-    """
+    """Of a SOFT backbone of all four stages. Heads of stage 4 leave no trace; they are as wide as those of stage 3."""
     tables = [weights[f'stages.{i}.position.table'].shape for i in STAGES]  # (1, h, w, C)
     dims = tuple(table[3] for table in tables)
     heads = tuple(weights[f'stages.{i}.blocks.0.attn.local'].shape[0] for i in range(3))
     return dict(
         arch=Arch(dims, (*heads, dims[3] * heads[2] // dims[2]), _depths(weights)),
         in_channels=weights['stages.0.embed.0.0.weight'].shape[1],
-        img_size=table_size(weights),
+        img_size=image_size(weights),
     )
 
 
@@ -40,7 +42,7 @@ def inline_pvt_options(weights: Weights) -> dict[str, Any]:
     return dict(
         arch=_arch(weights, [_groups(weights, f'stages.{i}.blocks.0.attn.predictor') for i in STAGES]),
         in_channels=weights['stages.0.embed.proj.weight'].shape[1],
-        img_size=table_size(weights),
+        img_size=image_size(weights),
         mlp_ratios=tuple(rows // columns for rows, columns in hidden),
     )
 
@@ -57,12 +59,12 @@ def inline_swin_options(weights: Weights) -> dict[str, Any]:
 
 
 def inline_deit_options(weights: Weights) -> dict[str, Any]:
-    table, embed = weights['position.table'].shape, weights['embed.proj.weight'].shape  # (1, h, w, C), (C, 3, 16, 16)
+    dim, in_channels, *_ = weights['embed.proj.weight'].shape
     depth = _count(weights, 'blocks')
     return dict(
-        arch=InLineArch((table[3],), (_groups(weights, 'blocks.0.attn.predictor'),), (depth,), (depth,)),
-        in_channels=embed[1],
-        img_size=(embed[2] * table[1], embed[3] * table[2]),
+        arch=InLineArch((dim,), (_groups(weights, 'blocks.0.attn.predictor'),), (depth,), (depth,)),
+        in_channels=in_channels,
+        img_size=image_size(weights),
     )
 
 

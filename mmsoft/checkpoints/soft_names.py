@@ -46,7 +46,7 @@ def is_published_soft(weights: Mapping[str, Tensor]) -> bool:
 
 
 def is_our_soft(weights: Mapping[str, Tensor]) -> bool:
-    """Whether these are our names of a SOFT backbone or classifier, with any attention."""
+    """Whether these are our names of a SOFT backbone or classifier, of whatever attention."""
     return 'stages.0.position.table' in weights and 'stages.0.embed.0.0.weight' in weights
 
 

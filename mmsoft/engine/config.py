@@ -5,17 +5,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import init_default_scope
 from torch import Tensor
 
 from mmsoft.checkpoints import CheckpointError
-from mmsoft.checkpoints.families import our_family
-from mmsoft.checkpoints.shapes import table_size
+from mmsoft.checkpoints.shapes import image_size
 from mmsoft.checkpoints.sources import is_remote
 from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
+from mmsoft.registry import MODELS
 
 LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last stage
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
@@ -193,7 +194,8 @@ def start_from(cfg: Config, checkpoint: str, only_head: bool) -> None:
     backbone.num_classes = class_count(cfg.train_dataloader.dataset)
     backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint, new_head='always' if only_head else 'differ')
     if only_head:
-        backbone.frozen_stages = len(STRIDES)
+        with torch.device('meta'):
+            backbone.frozen_stages = MODELS.build(dict(backbone, init_cfg=None)).freezable
     lr, epochs = cfg.optim_wrapper.optimizer.lr, cfg.train_cfg.get('max_epochs')
     for hook in cfg.get('custom_hooks') or ():
         if hook.type == 'mmsoft.CosineSchedule' and epochs:  # those of pretraining are for a higher lr and a longer run
@@ -220,9 +222,8 @@ def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
 
 def take_table_size(cfg: Config, weights: Mapping[str, Tensor]) -> None:
     """Position tables of a classifier as large as in these weights: they are resized once, to the pictures."""
-    weights = {name.removeprefix('backbone.'): value for name, value in weights.items()}
-    size = table_size(weights) if is_classifier(cfg) and our_family(weights) else None
-    if size:
+    size = image_size({name.removeprefix('backbone.'): value for name, value in weights.items()})
+    if is_classifier(cfg) and size:
         cfg.model.backbone.img_size = list(size)
 
 

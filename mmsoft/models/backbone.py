@@ -14,7 +14,8 @@ class Backbone(nn.Module):
     """A pyramid of stages; a family supplies ``stages`` and ``_to_output``.
 
     ``channels`` and ``strides`` describe the maps that forward returns, in order, so that necks and
-    heads can be built from them. ``layers``: where one stage is all there is, how many may freeze.
+    heads can be built from them. ``layers``: where one stage is all there is, how many may freeze;
+    ``freezable`` is the largest ``frozen_stages``.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class Backbone(nn.Module):
         self.out_indices, self.stage_dims, self.stage_strides = out_indices, tuple(dims), tuple(strides)
         self.channels = tuple(dims[i] for i in out_indices)
         self.strides = tuple(strides[i] for i in out_indices)
-        self.frozen_stages, self.norm_eval, self.init_cfg = frozen_stages, norm_eval, init_cfg
+        self.frozen_stages, self.freezable = frozen_stages, built
+        self.norm_eval, self.init_cfg = norm_eval, init_cfg
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Images (B, C, H, W) -> one map a chosen stage, (B, channels, H / stride, W / stride) rounded up.
