@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mmsoft import models
 
+OTHERS = ['inline', dict(type='softmax', reduction=True), dict(type='soft_pp', symmetric=False), 'softmax']
 FOUR = dict(dims=(16, 32, 64, 128), heads=(2, 2, 4, 8))  # widths double, as patch merging does
 
 
@@ -40,6 +41,10 @@ class Case(NamedTuple):
 CASES = {
     'soft': Case('SOFT', MINI, MINI['dims'], 'soft_tiny', dict(attn='soft')),
     'soft_pp': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny'),
+    'soft_mixed': Case(
+        'SOFT', MINI, MINI['dims'], 'soft_pp_tiny', dict(attn=['linformer', 'performer', 'nystromformer', 'linear'])
+    ),
+    'soft_others': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny', dict(attn=OTHERS)),
     'inline_pvt': Case('InLinePVT', MINI, MINI['dims'], 'inline_pvt_tiny'),
     # in stage 3 InLine, then shifted windows, then plain ones
     'inline_swin': Case(
