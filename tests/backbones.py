@@ -1,14 +1,16 @@
 """Every registered model, narrow: what tests that hold for all of them build."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from conftest import MINI
-from torch import nn
+from torch import Tensor, nn
 
 from mmsoft import models
 
+OTHERS = ['inline', dict(type='softmax', reduction=True), dict(type='soft_pp', symmetric=False), 'softmax']
 FOUR = dict(dims=(16, 32, 64, 128), heads=(2, 2, 4, 8))  # widths double, as patch merging does
 
 
@@ -39,6 +41,10 @@ class Case(NamedTuple):
 CASES = {
     'soft': Case('SOFT', MINI, MINI['dims'], 'soft_tiny', dict(attn='soft')),
     'soft_pp': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny'),
+    'soft_mixed': Case(
+        'SOFT', MINI, MINI['dims'], 'soft_pp_tiny', dict(attn=['linformer', 'performer', 'nystromformer', 'linear'])
+    ),
+    'soft_others': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny', dict(attn=OTHERS)),
     'inline_pvt': Case('InLinePVT', MINI, MINI['dims'], 'inline_pvt_tiny'),
     # in stage 3 InLine, then shifted windows, then plain ones
     'inline_swin': Case(
@@ -47,3 +53,10 @@ CASES = {
     'inline_deit': Case('InLineDeiT', dict(dims=(32,), heads=(2,), depths=(3,)), (8, 16, 32, 32), 'inline_deit_tiny'),
     'inline_cswin': Case('InLineCSwin', dict(FOUR, depths=(1, 1, 2, 1)), FOUR['dims'], 'inline_cswin_tiny'),
 }
+
+
+def exported_for_any_batch(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """``model`` exported with the batch size of x left open."""
+    if hasattr(torch.export, 'Dim'):
+        return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim('batch')},)).module()
+    return torch.export.export(model, (x,), constraints=[torch.export.dynamic_dim(x, 0)])  # torch 2.1

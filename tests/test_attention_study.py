@@ -66,7 +66,7 @@ def short_demo(tmp_path, monkeypatch):
     monkeypatch.setenv('MMSOFT_DEMO_DATA', str(tmp_path / 'data'))
     for name, value in dict(IMAGES=10, VAL_IMAGES=4, SIZE=(64, 96), CLASS_SCENES=(96, 128)).items():
         monkeypatch.setattr(demo, name, value)
-    monkeypatch.setattr(attention_study, 'EPOCHS', dict(classification=2, detection=1))
+    monkeypatch.setattr(attention_study, 'EPOCHS', dict(classification=2, detection=4))
     monkeypatch.setitem(demo.BATCH, 'classes', 8)
 
 

@@ -201,7 +201,7 @@ def test_exponents_of_power_laws(tmp_path):
         (['--models', 'swin_tiny', '--suite', 'figures'], 'error: --suite fixes its cases: leave out --models'),
         (['--suite', 'sizes', '--batch', '2'], 'error: a suite fixes its batch: give --models to choose your own'),
         (['--models', 'soft_tiny', '--with-cp'], 'with-cp saves memory in training steps: add --tasks train'),
-        (['--models', 'swin_tiny', '--published-landmarks'], 'are for our backbones, of which --models has none'),
+        (['--models', 'swin_tiny', '--published-landmarks'], 'is for SOFT backbones, of which --models has none'),
         (
             ['--models', 'soft_tiny', '--sizes', '22x'],
             "a side or HEIGHTxWIDTH, as in 224 800x1344; got '22x'",

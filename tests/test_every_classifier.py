@@ -17,7 +17,7 @@ PLAIN = 'InLineDeiT'  # maps of layers, not of stages
 
 
 def create(case, **options):
-    return timm.create_model(case.name, arch=case.arch, **options)
+    return timm.create_model(case.name, arch=case.arch, **{**case.options, **options})
 
 
 def matching(weights, model):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from backbones import exported_for_any_batch
 from conftest import relative_error
 from torch import nn
 
@@ -179,11 +180,7 @@ class _OnGrid(nn.Module):
 def test_an_exported_layer_takes_any_batch(leading):
     layer = _OnGrid(InLineAttention(16, 2).eval(), (5, 7))
     x = torch.randn(3, leading + 35, 16)
-    batch = torch.export.Dim('batch') if hasattr(torch.export, 'Dim') else torch.export.dynamic_dim(x, 0)
-    if hasattr(torch.export, 'Dim'):
-        program = torch.export.export(layer, (x,), dynamic_shapes=({0: batch},)).module()
-    else:  # torch 2.1
-        program = torch.export.export(layer, (x,), constraints=[batch])
+    program = exported_for_any_batch(layer, x)
     for count in (2, 5):
         x = torch.randn(count, leading + 35, 16)
         assert relative_error(program(x), layer(x)) < 1e-5

@@ -60,6 +60,5 @@ def check_stages(option: str, values: Any, stages: int, least: int = 1) -> None:
         or len(values) != stages
         or any(not isinstance(n, int) or n < least for n in values)
     ):
-        count = {1: 'a tuple of one', 4: 'four'}[stages]
-        kind = ('positive integer' if least else 'integer of 0 or more') + 's' * (stages > 1)
-        raise ValueError(f'{option} must be {count} {kind}, one a stage; got {values!r}')
+        kind = 'positive integers' if least else 'integers of 0 or more'
+        raise ValueError(f'{option} must be {kind}, one for each stage ({stages}); got {values!r}')

@@ -52,11 +52,9 @@ def _summary(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     ``y = q s/n (K - mean(k))' V + mean(v)``, the same sum in another order: with centred keys its large terms
     do not cancel.
     """
-    centred = k - k.mean(2, keepdim=True)
-    # each factor carries half of s / n: neither grows with the image
-    scale = (k.shape[-1] ** -0.5 / k.shape[-2]) ** 0.5
-    matrix = torch.matmul((scale * centred).transpose(-1, -2), scale * v)
-    return matrix, v.mean(2, keepdim=True)
+    matrix = torch.matmul((k - k.mean(2, keepdim=True)).transpose(-1, -2), v)
+    # float32 holds the sum over any image; half precision would need s / n on k and v before it
+    return k.shape[-1] ** -0.5 / k.shape[-2] * matrix, v.mean(2, keepdim=True)
 
 
 def dynamic_depthwise_reference(x: Tensor, kernels: Tensor) -> Tensor:
@@ -84,8 +82,9 @@ def dynamic_depthwise(x: Tensor, kernels: Tensor) -> Tensor:
         return _shifted_products(x, kernels)
     batch, channels = x.shape[:2]
     if x.device.type == 'cpu':
-        images = [(x[i : i + 1], kernels[i].unsqueeze(1)) for i in range(batch)]
-        return torch.cat([F.conv2d(image, kernel, padding=1, groups=channels) for image, kernel in images])
+        pairs = [(x[i : i + 1], kernels[i].unsqueeze(1)) for i in range(batch)]
+        images = [F.conv2d(image, kernel, padding=1, groups=channels) for image, kernel in pairs]
+        return torch.cat(images) if batch > 1 else images[0]
     planes, weight = x.flatten(0, 1).unsqueeze(0), kernels.flatten(0, 1).unsqueeze(1)
     return F.conv2d(planes, weight, padding=1, groups=batch * channels).view(x.shape)
 

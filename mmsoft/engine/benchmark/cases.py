@@ -6,14 +6,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mmsoft.models import ARCHS, SOFT
+from mmsoft.models import ARCHS, SOFT, InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
+from mmsoft.models.inline_archs import CSWIN_ARCHS, DEIT_ARCHS, PVT_ARCHS, SWIN_ARCHS
 from mmsoft.ops import linear
 from mmsoft.ops.checks import choose
 from mmsoft.versions import require
 
 TASKS = ('forward', 'train')
 PRECISIONS = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)  # the last two by autocast
-OURS = {f'{attn}_{arch}': dict(arch=arch, attn=attn) for attn in ('soft', 'soft_pp') for arch in ARCHS}
+SOFTS = {f'{attn}_{arch}': dict(arch=arch, attn=attn) for attn in ('soft', 'soft_pp') for arch in ARCHS}
+INLINES = {
+    f'inline_{family}_{arch}': (model, arch)
+    for family, model, archs in (
+        ('pvt', InLinePVT, PVT_ARCHS),
+        ('swin', InLineSwin, SWIN_ARCHS),
+        ('deit', InLineDeiT, DEIT_ARCHS),
+        ('cswin', InLineCSwin, CSWIN_ARCHS),
+    )
+    for arch in archs
+}
+OURS = (*SOFTS, *INLINES)
 # mmdet's backbones with their published options
 SWINS = dict(
     swin_tiny=dict(),
@@ -145,8 +157,8 @@ def _check_options(case: Case) -> None:
     part = case.family in ('attention', 'pyramid')
     if case.with_cp and (case.task != 'train' or part or case.part in TIMM):
         raise ValueError(f'with_cp saves memory in training steps of {", ".join([*SWINS, *RESNETS])} and ours only')
-    if case.num_landmarks != NUM_LANDMARKS and (case.part not in OURS or part):
-        raise ValueError(f'num_landmarks is an option of our backbones, which {case.model} is not')
+    if case.num_landmarks != NUM_LANDMARKS and (case.part not in SOFTS or part):
+        raise ValueError(f'num_landmarks is an option of SOFT, which {case.model} is not')
 
 
 def build(case: Case, device: str | None = None) -> Work:
@@ -183,8 +195,11 @@ def build_backbone(case: Case) -> nn.Module:
     Convolutional peers run with channels last, which suits them as well or better.
     """
     name = case.part
-    if name in OURS:
-        return SOFT(**OURS[name], with_cp=case.with_cp, num_landmarks=case.num_landmarks)
+    if name in SOFTS:
+        return SOFT(**SOFTS[name], with_cp=case.with_cp, num_landmarks=case.num_landmarks)
+    if name in INLINES:
+        model, arch = INLINES[name]
+        return model(arch, with_cp=case.with_cp)
     if name in TIMM:
         require('timm')
         import timm

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from .cases import ATTENTIONS, GEMM, GEMMS, OURS, WHOLE, Case
+from .cases import ATTENTIONS, GEMM, GEMMS, OURS, SOFTS, WHOLE, Case
 from .measure import Group
 
 OWN, PEER = 'soft_pp_small', 'swin_tiny'
@@ -12,10 +12,31 @@ FIGURE_SIZES = ((448, 448), (768, 768), (1600, 2688))  # beside DENSE
 SIZES = ((224, 224), (448, 448), (512, 512), (768, 768), DENSE, (1600, 2688))
 # Backbones of like size; the Swin of each is what it is compared with.
 CLASSES = dict(
-    tiny=('soft_tiny', 'soft_pp_tiny', 'pvtv2_b1', 'swin_tiny'),
-    small=('soft_small', OWN, PEER, 'convnext_tiny', 'pvtv2_b2', 'pvtv2_b2_li', 'resnet50'),
-    medium=('soft_medium', 'soft_pp_medium', 'swin_small', 'convnext_small', 'pvtv2_b3', 'resnet101'),
-    large=('soft_large', 'soft_pp_large', 'swin_base', 'convnext_base'),
+    tiny=('soft_tiny', 'soft_pp_tiny', 'inline_pvt_tiny', 'pvtv2_b1', 'swin_tiny'),
+    small=(
+        'soft_small',
+        OWN,
+        'inline_pvt_small',
+        'inline_swin_tiny',
+        'inline_cswin_tiny',
+        'inline_deit_base',
+        PEER,
+        'convnext_tiny',
+        'pvtv2_b2',
+        'pvtv2_b2_li',
+        'resnet50',
+    ),
+    medium=(
+        'soft_medium',
+        'soft_pp_medium',
+        'inline_pvt_large',
+        'inline_swin_small',
+        'swin_small',
+        'convnext_small',
+        'pvtv2_b3',
+        'resnet101',
+    ),
+    large=('soft_large', 'soft_pp_large', 'inline_swin_base', 'inline_cswin_base', 'swin_base', 'convnext_base'),
 )
 PEERS = ('swin_tiny', 'swin_small', 'swin_base', 'convnext_tiny', 'softmax')  # what the suites compare with
 
@@ -104,22 +125,24 @@ def selection(
     """A group a size and task. The flags add cases: compiled ones, and of our backbones the two others."""
     if with_cp and 'train' not in tasks:
         raise ValueError('--with-cp saves memory in training steps: add --tasks train')
-    ours = [name for name in names if name.rpartition(':')[2] in OURS]
-    if not ours and (with_cp or published_landmarks):
-        raise ValueError('--with-cp and --published-landmarks are for our backbones, of which --models has none')
+    parts = [name.rpartition(':')[2] for name in names]
+    if with_cp and not set(parts) & set(OURS):
+        raise ValueError('--with-cp is for our backbones, of which --models has none')
+    if published_landmarks and not set(parts) & set(SOFTS):
+        raise ValueError('--published-landmarks is for SOFT backbones, of which --models has none')
     groups = []
     for size in sizes:
         for task in tasks:
             cases = []
-            for name in names:
+            for name, part in zip(names, parts, strict=True):
                 for precision in precisions:
                     case = Case(name, size, task, precision, batch=batch)
                     cases.append(case)
                     if compiled:
                         cases.append(case._replace(compiled=True))
-                    if published_landmarks and name in ours:
+                    if published_landmarks and part in SOFTS:
                         cases.append(case._replace(num_landmarks=None))
-                    if with_cp and name in ours and task == 'train':
+                    if with_cp and part in OURS and task == 'train':
                         cases.append(case._replace(with_cp=True))
             groups.append(Group(f'{task} {name_of(size)}', tuple(cases)))
     return groups
