@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,6 @@ def _run(run: tuple[str, str, int, str]) -> tuple[float, Result | None]:
     name, task, seed, work_dir = run
     folder = Path(work_dir, name, f'{task}_{seed}')
     of = config_of(name, task).pretty_text
-    checkpoint = train_once(config_of(name, task), folder, seed)
 
     def score() -> float:
         metrics = evaluate(config_of(name, task), checkpoint, work_dir=str(folder), demo=True)
@@ -96,7 +96,11 @@ def _run(run: tuple[str, str, int, str]) -> tuple[float, Result | None]:
         return measure_claims(load_model(cfg, checkpoint, 'cpu')[0], cfg)
 
     claimed = task == 'classification' and name in CLAIMS_OF
-    return once(folder / 'score.json', of, score), once(folder / 'claims.json', of, claims) if claimed else None
+    folder.mkdir(parents=True, exist_ok=True)
+    # what MMEngine says is in the folder's own logs as well; on the terminal it would bury the scores
+    with (folder / 'output.txt').open('a') as log, redirect_stdout(log), redirect_stderr(log):
+        checkpoint = train_once(config_of(name, task), folder, seed)
+        return once(folder / 'score.json', of, score), once(folder / 'claims.json', of, claims) if claimed else None
 
 
 def config_of(name: str, task: str) -> Config:
