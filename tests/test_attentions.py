@@ -45,7 +45,7 @@ QUADRATIC, GAUSSIAN = ('softmax',), ('soft', 'soft_pp')
 def build(spec, grid=(8, 12), ratio=4):
     """An attention as SOFT would build it in a stage of this grid; few landmarks, so that they are bounded as well."""
     landmarks = dict(num_landmarks=8, sampling='conv', seed=0)
-    place = Place(DIM, HEADS, ratio, 3, grid, None, landmarks, dict(newton_iters=20, newton_backward='unrolled'))
+    place = Place(DIM, HEADS, ratio, 3, grid, 0, None, landmarks, dict(newton_iters=20, newton_backward='unrolled'))
     return build_attention(one_a_stage(spec, None)[0], place)
 
 
@@ -265,6 +265,8 @@ def test_performer_draws_from_its_seed_and_again_on_demand():
         before = model(x)[0]
         assert redraw_features(model, 7) == 4
         assert not torch.equal(model(x)[0], before)
+        assert redraw_features(model, 0) == 4  # the seeds that layers start from
+        assert torch.equal(model(x)[0], before)
         assert redraw_features(model, 7) == 4
         again = [m.directions.clone() for m in model.modules() if isinstance(m, PerformerAttention)]
         assert all(not torch.equal(a, b) for a, b in zip(again, directions, strict=True))
@@ -357,6 +359,10 @@ def test_a_trunk_without_a_pyramid_is_one_scale():
         ('lineer', ValueError, "attn 'lineer' is unknown; choose one of soft_pp, soft, softmax, linformer, performer"),
         (['soft'] * 3, ValueError, 'attn must be a name, a dict with a type, or a list of four of these; got ['),
         (7, ValueError, 'or a list of four of these; got 7'),
+        ([None] * 4, ValueError, 'attn of a stage must be a name or a dict with a type; got None'),
+        (dict(type='softmax', reduction='yes'), ValueError, "'softmax': reduction must be True or False; got 'yes'"),
+        (dict(type='performer', seed='x'), ValueError, "seed must be an integer of at least 0; got 'x'"),
+        (dict(type='nystromformer', sampling='max'), ValueError, "landmark_sampling 'max' is unknown"),
         (dict(kernel='relu'), ValueError, 'attn None is unknown'),
         (dict(type='linear', kernels='relu'), TypeError, "'linear' has no option 'kernels'; its options are kernel"),
         (dict(type='linear', kernel='gelu'), ValueError, "kernel 'gelu' is unknown; choose one of elu, relu, exp"),
@@ -369,3 +375,18 @@ def test_bad_names_and_options_are_named(attn, error, message):
     with pytest.raises(error) as caught:
         SOFT('tiny', attn=attn)
     assert message in str(caught.value)
+
+
+def test_layers_name_what_does_not_fit():
+    for build_wrong, message in (
+        (lambda: PerformerAttention(64, 0), 'num_heads must be an integer of at least 1; got 0'),
+        (lambda: SoftAttention(65, 2, Landmarks(32, 4), 3), r'dim \(65\) must be a multiple of num_heads \(2\)'),
+        (
+            lambda: SoftAttention(64, 2, Landmarks(32, 4), 4),
+            'local_kernel must have odd sides, .*; got 4',
+        ),
+        (lambda: SOFT('tiny', pyramid='x'), "pyramid must be True or False; got 'x'"),
+        (lambda: SOFT('tiny', landmark_seed='x'), "landmark_seed must be an integer of at least 0; got 'x'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_wrong()

@@ -373,3 +373,15 @@ def test_a_wrong_init_cfg_is_shown_a_right_one(case, init_cfg):
         ValueError, match=r"init_cfg is a dict such as dict\(type='Pretrained', checkpoint='file.pth'\)"
     ):
         case.build(init_cfg=init_cfg).init_weights()
+
+
+@pytest.mark.parametrize('case', ['inline_pvt', 'soft_others'])
+def test_a_compiled_model_takes_a_second_size(case):
+    """torch.compile then traces with sizes that are symbols."""
+    model = CASES[case].build(overlap=False) if case == 'soft_others' else CASES[case].build()
+    torch._dynamo.reset()
+    compiled = torch.compile(model.eval(), backend='aot_eager')
+    with torch.no_grad():
+        for size in ((96, 130), (225, 162)):
+            x = torch.randn(1, 3, *size)
+            assert all(relative_error(a, b) < 1e-4 for a, b in zip(compiled(x), model(x), strict=True))

@@ -190,3 +190,5 @@ def test_feature_maps_are_the_formulas():
     x = torch.linspace(-3, 3, 25)
     for kernel in KERNELS:
         assert torch.allclose(feature_map(x, kernel), FUNCTIONS[kernel](x))
+        assert feature_map(x.double(), kernel).dtype == torch.float64
+    assert feature_map(torch.tensor([1e4]), 'exp').square().isfinite()

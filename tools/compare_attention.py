@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+from pathlib import Path
 
 from mmsoft.versions import require
 
@@ -22,12 +23,14 @@ def main() -> None:
     parser.add_argument('--work-dir', default='work_dirs/attentions', help='what is done there is not done again')
     parser.add_argument('--out', default='work_dirs/attentions/attentions', metavar='NAME', help='of .json, .md, plots')
     args = parser.parse_args()
-    unknown = [name for name in args.attentions if name not in TITLES]
-    if unknown:
-        raise ValueError(f'--attentions {unknown[0]!r} is unknown; choose from {", ".join(TITLES)}')
     for option in ('seeds', 'rounds', 'threads', 'jobs'):
         if getattr(args, option) < 1:
-            raise ValueError(f'--{option} must be 1 or more; got {getattr(args, option)}')
+            parser.error(f'--{option} must be 1 or more; got {getattr(args, option)}')
+    for folder in (Path(args.work_dir), Path(args.out).parent):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f'{str(folder)!r} cannot be written: {error}')
     options = Options(rounds=args.rounds, threads=args.threads)
     say = functools.partial(print, flush=True)
     result = study(args.work_dir, range(args.seeds), args.attentions, options, say, args.jobs)

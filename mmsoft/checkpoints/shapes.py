@@ -9,6 +9,8 @@ from torch import Tensor
 from mmsoft.models import Arch
 from mmsoft.models.inline_archs import InLineArch
 
+from .messages import CheckpointError
+
 Weights = Mapping[str, Tensor]
 STAGES = range(4)
 
@@ -27,6 +29,11 @@ def image_size(weights: Weights) -> tuple[int, int] | None:
 
 def soft_options(weights: Weights) -> dict[str, Any]:
     """Of a SOFT backbone of all four stages. Heads of stage 4 leave no trace; they are as wide as those of stage 3."""
+    if 'stages.0.blocks.0.attn.local' not in weights or 'stages.1.position.table' not in weights:
+        raise CheckpointError(
+            'the architecture of SOFT is read from the weights of attn soft and soft_pp in a pyramid alone, of which '
+            'these are not: build the model with its options and load the weights into it'
+        )
     tables = [weights[f'stages.{i}.position.table'].shape for i in STAGES]  # (1, h, w, C)
     dims = tuple(table[3] for table in tables)
     heads = tuple(weights[f'stages.{i}.blocks.0.attn.local'].shape[0] for i in range(3))

@@ -20,7 +20,8 @@ from mmsoft.ops import inline_attention, linear_attention
 
 PICTURES = 12
 NEAR = ('near', 'near_alone')
-# Two queries are confused if their weights differ by less than the one, and they themselves by more than the other.
+# Two queries are confused if their weights differ by less than the one, of what sets them apart from uniform weights,
+# and they themselves by more than the other.
 ALIKE, APART = 0.01, 0.1
 
 
@@ -29,10 +30,10 @@ def measure_claims(model: nn.Module, cfg: Config) -> dict[str, dict[str, Any]]:
     """Of a classifier's attention layers before stage 4, over validation pictures of the demo.
 
     ``own`` is what the layers do; of linear attention ``inline`` is what InLine's formula would make of the same
-    queries and keys. Of each, ``collinear``: how much the weights of a query and of its double differ, in L1 relative
-    to the weights; ``confusions``: by picture, the pairs of a head's queries whose weights are alike though they are
-    not, of ``pairs`` in all; ``near``: by layer, the share of absolute weight in the 3 x 3 neighbourhood, and
-    ``near_alone`` that without a predicted local term.
+    queries and keys. Of each, ``doubled``: the share of queries that are confused with their own double;
+    ``confusions``: by picture, the pairs of a head's queries whose weights are alike though they are not, of ``pairs``
+    in all; ``near``: by layer, the share of absolute weight in the 3 x 3 neighbourhood, and ``near_alone`` that
+    without a predicted local term.
     """
     pictures = _pictures(cfg)
     layers = [block.attn for stage in model.backbone.stages[:3] for block in stage.blocks]
@@ -41,7 +42,7 @@ def measure_claims(model: nn.Module, cfg: Config) -> dict[str, dict[str, Any]]:
     for kind in ('own', 'inline') if linear else ('own',):
         seen = [_looked_at(layers, model, picture[None], kind) for picture in pictures]  # pictures x layers
         found[kind] = dict(
-            collinear=float(np.mean([[look['collinear'] for look in looks] for looks in seen])),
+            doubled=float(np.mean([[look['doubled'] for look in looks] for looks in seen])),
             confusions=[sum(look['confusions'] for look in looks) for looks in seen],
             pairs=sum(look['pairs'] for look in seen[0]),
             **{key: np.mean([[look[key] for look in looks] for looks in seen], 0).tolist() for key in NEAR},
@@ -59,7 +60,7 @@ def _looked_at(layers: list[nn.Module], model: nn.Module, image: Tensor, kind: s
         count = q.shape[2]
         looks.append(
             dict(
-                collinear=((doubled - weights).abs().sum(-1) / weights.abs().sum(-1)).mean().item(),
+                doubled=are_alike(weights, doubled).float().mean().item(),
                 confusions=count_confusions(weights, q),
                 pairs=q.shape[1] * count * (count - 1) // 2,
                 near=near_share(weights, local_kernels(layer, x), grid),
@@ -99,11 +100,21 @@ def _unit(k: Tensor) -> Tensor:
     return torch.eye(k.shape[2], device=k.device).expand(*k.shape[:2], -1, -1)
 
 
+def deviation(weights: Tensor) -> Tensor:
+    """How far weights (..., N) that sum to 1 are from uniform ones, in L1."""
+    return (weights - 1 / weights.shape[-1]).abs().sum(-1)
+
+
+def are_alike(weights: Tensor, others: Tensor) -> Tensor:
+    """Which rows (..., N) of two matrices differ by little of their deviation."""
+    return (weights - others).abs().sum(-1) < ALIKE * torch.maximum(deviation(weights), deviation(others))
+
+
 def count_confusions(weights: Tensor, q: Tensor) -> int:
     """Pairs of queries q (1, h, N, d) with ``weights`` (1, h, N, N) that are alike though the queries are not."""
     count = 0
     for rows, queries in zip(weights[0], q[0], strict=True):
-        size, length = rows.abs().sum(-1), queries.norm(dim=-1)
+        size, length = deviation(rows), queries.norm(dim=-1)
         alike = torch.cdist(rows, rows, p=1) < ALIKE * torch.maximum(size[:, None], size)
         apart = torch.cdist(queries, queries) > APART * torch.maximum(length[:, None], length)
         count += int((alike & apart).triu(1).sum())

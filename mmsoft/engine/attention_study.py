@@ -10,6 +10,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def study(
 
     ``jobs`` trainings run at a time, each in a process of its own with one thread.
     """
+    if len(set(names)) < len(names) or not set(names) <= set(TITLES):
+        raise ValueError(f'attentions must be different ones of {", ".join(TITLES)}; got {", ".join(names)}')
     work_dir = Path(work_dir)
     runs = [(name, task, seed, str(work_dir)) for seed in seeds for task in TASKS for name in names]
     scores = {name: {task: [] for task in TASKS} for name in names}
@@ -75,7 +78,7 @@ def study(
             scores[name][task].append(score)
             if claims and seed == seeds[0]:
                 found[name] = claims
-    costs = once(work_dir / 'costs.json', f'{list(names)} {options}', lambda: _costs(names, options, say))
+    costs = _costs(work_dir, names, options, say)
     return dict(seeds=list(seeds), arch=ARCH, epochs=EPOCHS, scores=scores, costs=costs, claims=found)
 
 
@@ -118,26 +121,33 @@ def config_of(name: str, task: str) -> Config:
     return cfg
 
 
-def _costs(names: Sequence[str], options: Options, say: Callable[[str], None]) -> Result:
-    """Time and memory of passes, in turn; the large image of a detector once."""
+def _costs(work_dir: Path, names: Sequence[str], options: Options, say: Callable[[str], None]) -> Result:
+    """Time and memory of passes, in turn; the large image of a detector once. A group is measured anew for others."""
 
     def cases(size: tuple[int, int], task: str, batch: int) -> tuple[Case, ...]:
         return tuple(Case(f'pyramid:{name}', size, task, batch=batch) for name in names)
 
-    records: list[Record] = []
-    for group in (
-        Group('train', cases(COST_SIZE, 'train', BATCH)),
-        Group('forward', cases(COST_SIZE, 'forward', BATCH)),
-        Group('dense', cases(DENSE, 'forward', 1), rounds=1),
-    ):
+    def measure(group: Group) -> Result:
+        records: list[Record] = []
         measure_group(group, options, records, say)
-    return make_report('costs', records, (), options)
+        return make_report(group.name, records, (), options)
+
+    reports = [
+        once(work_dir / f'cost_{group.name}.json', f'{group} {options}', partial(measure, group), anew=True)
+        for group in (
+            Group('train', cases(COST_SIZE, 'train', BATCH)),
+            Group('forward', cases(COST_SIZE, 'forward', BATCH)),
+            Group('dense', cases(DENSE, 'forward', 1), rounds=1),
+        )
+    ]
+    return dict(machine=reports[0]['machine'], cases=[row for report in reports for row in report['cases']])
 
 
 def study_table(result: Result) -> str:
     """Markdown: a row an attention, in the order of the paper's Table 2."""
     costs = costs_of(result)
-    heads = ['attention', 'parameters', 'multiply-adds', 'memory, training', 'images a second, training / inference']
+    heads = ['attention', 'parameters', 'multiply-adds', 'memory, training / inference']
+    heads.append('images a second, training / inference')
     heads += ['800 x 1344: time', 'memory', 'top-1', 'box AP']
     lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
     for name, scores in result['scores'].items():
@@ -147,10 +157,8 @@ def study_table(result: Result) -> str:
             f'{forward["parameters"] / 1e6:.2f} M',
             f'{forward["macs"] / forward["batch"] / 1e9:.2f} G',
         ]
-        cells.append(_cell(train, 'peak_mib', '{:.0f} MiB'.format))
-        cells.append(
-            ' / '.join(_cell(row, 'seconds', lambda value: f'{BATCH / value:.0f}') for row in (train, forward))
-        )
+        cells.append(' / '.join(_cell(row, 'peak_mib', '{:.0f} MiB'.format) for row in (train, forward)))
+        cells.append(' / '.join(_cell(row, 'seconds', _throughput) for row in (train, forward)))
         cells += [_cell(dense, 'seconds', '{:.2f} s'.format), _cell(dense, 'peak_mib', '{:.0f} MiB'.format)]
         cells += [spread(scores['classification'], unit=' %'), spread(scores['detection'])]
         lines.append(f'| {" | ".join(cells)} |')
@@ -172,14 +180,14 @@ def _throughput(seconds: float) -> str:
 
 def claims_table(result: Result) -> str:
     """Markdown of InLine's two claims."""
-    heads = ['attention', 'weights of a query and its double differ by', 'pairs of queries confused']
+    heads = ['attention', 'queries confused with their double', 'pairs of queries confused']
     heads += ['weight in the 3 x 3 neighbourhood, by layer', 'without the local term']
     lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
     for label, found in claims_by_label(result).items():
         local = [', '.join(f'{100 * share:.0f} %' for share in found[key]) for key in ('near', 'near_alone')]
         confused = 100 * statistics.mean(found['confusions']) / found['pairs']
         lines.append(
-            f'| {label} | {100 * found["collinear"]:.2g} % | {confused:.2g} % '
+            f'| {label} | {100 * found["doubled"]:.0f} % | {confused:.4f} % '
             f'| {local[0]} | {local[1] if local[1] != local[0] else ""} |'
         )
     return '\n'.join(lines)

@@ -159,15 +159,16 @@ class CosineSchedule(Hook):
 class AverageWeights(Hook):
     """timm's moving average of the weights, which is validated and saved beside them as ``state_dict_ema``.
 
-    In a run of n iterations ``decay`` is at most 1 - 10 / n. ``options`` are those of timm.utils.ModelEmaV3
+    ``decay`` is for ``batch`` images an iteration, if given, and the corresponding power of it for another number. In
+    a run of n iterations it is at most 1 - 10 / n. ``options`` are those of timm.utils.ModelEmaV3
     besides. In several processes, BatchNorm's statistics are averaged over them after each epoch, in the
     model and in the average: what is validated is what is saved.
     """
 
     priority = 'ABOVE_NORMAL'  # before validation and checkpoints
 
-    def __init__(self, decay: float = 0.9999, **options: Any) -> None:
-        self.decay, self.options, self.resumed = decay, options, None
+    def __init__(self, decay: float = 0.9999, batch: int | None = None, **options: Any) -> None:
+        self.decay, self.batch, self.options, self.resumed = decay, batch, options, None
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         if runner._resume:
@@ -181,7 +182,9 @@ class AverageWeights(Hook):
     def before_train(self, runner: Runner) -> None:
         from timm.utils import ModelEmaV3
 
-        decay = min(self.decay, 1 - 1 / max(LONGEST_AVERAGE * runner.max_iters, 1))
+        images = runner.train_dataloader.batch_size * runner.world_size
+        decay = self.decay ** (images / self.batch) if self.batch else self.decay
+        decay = min(decay, 1 - 1 / max(LONGEST_AVERAGE * runner.max_iters, 1))
         self.average = ModelEmaV3(unwrapped(runner.model), decay=decay, **self.options)
         if self.resumed is not None:
             self.average.module.load_state_dict(self.resumed)

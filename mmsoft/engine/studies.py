@@ -22,14 +22,15 @@ def train_once(cfg: Config, folder: Path, seed: int) -> str:
     return str(latest_checkpoint(folder))
 
 
-def once(path: Path, of: str, compute: Callable[[], Any]) -> Any:
-    """What ``compute`` gives, kept in ``path`` with what it is ``of``; another content of that is an error."""
+def once(path: Path, of: str, compute: Callable[[], Any], anew: bool = False) -> Any:
+    """What ``compute`` gives, kept in ``path`` with what it is ``of``; of another, an error, or done ``anew``."""
     if path.is_file():
         kept = json.loads(path.read_text())
-        if kept['of'] != of:
+        if kept['of'] == of:
+            return kept['value']
+        if not anew:
             held = str(path.parent)
             raise ValueError(f'{held!r} holds a run of another config: remove it or name another --work-dir')
-        return kept['value']
     value = compute()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(dict(of=of, value=value), indent=1, default=float))

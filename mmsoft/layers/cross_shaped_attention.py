@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import bounded_grid, dynamic_depthwise, from_windows, inline_attention, to_windows
+from mmsoft.ops import bounded_grid, dynamic_depthwise, from_windows, inline_attention, lacking, to_windows
 from mmsoft.ops.checks import choose
 
 from .block import PreNormBlock
-from .heads import grid_of
+from .heads import grid_of, split_evenly
 from .inline_attention import KERNELS, KernelPredictor, feature_map
 from .linear import Linear
 
@@ -25,9 +25,7 @@ class Branch(nn.Module):
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
-        if num_heads < 1 or dim % num_heads:
-            raise ValueError(f'dim ({dim}) must be a multiple of num_heads ({num_heads})')
-        self.num_heads = num_heads
+        self.num_heads = split_evenly(dim, num_heads)
         self.lepe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -117,12 +115,13 @@ class CrossShapedAttention(nn.Module):
         self.branches = nn.ModuleList(branches)
         self.proj = Linear(dim, dim)
 
-    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None, source: Optional[Tensor] = None) -> Tensor:
-        """x (B, H * W, C) on grid (H, W), or a sequence without one; source of the same shape, x itself by default."""
+    def forward(self, x: Tensor, grid: tuple[int, int], source: Optional[Tensor] = None) -> Tensor:
+        """x (B, H * W, C) on grid (H, W); source of the same shape, x itself by default."""
         if source is None:
             source = x
         height, width = grid_of(x, grid)
-        padded = F.pad(x.unflatten(1, (height, width)), (0, 0, 0, -width % self.multiple, 0, -height % self.multiple))
+        margins = (0, 0, 0, lacking(width, self.multiple), 0, lacking(height, self.multiple))
+        padded = F.pad(x.unflatten(1, (height, width)), margins)
         q, k, v = self.qkv(padded).chunk(3, -1)
         parts = []
         for index, branch in enumerate(self.branches):

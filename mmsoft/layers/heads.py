@@ -5,9 +5,16 @@ from typing import Optional  # TorchScript of torch 2.1 knows no | in annotation
 import torch
 from torch import Tensor, nn
 
-from mmsoft.ops.checks import check
+from mmsoft.ops.checks import check, whole
 
 from .linear import Linear
+
+
+def split_evenly(dim: int, num_heads: int) -> int:
+    """``num_heads`` if channels divide among them; otherwise a ValueError."""
+    if dim % whole('num_heads', num_heads):
+        raise ValueError(f'dim ({dim}) must be a multiple of num_heads ({num_heads})')
+    return num_heads
 
 
 class MultiHead(nn.Module):
@@ -15,9 +22,7 @@ class MultiHead(nn.Module):
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
-        if dim % num_heads:
-            raise ValueError(f'dim ({dim}) must be a multiple of num_heads ({num_heads})')
-        self.num_heads = num_heads
+        self.num_heads = split_evenly(dim, num_heads)
         self.q = Linear(dim, dim)
         self.kv = Linear(dim, 2 * dim)
         self.proj = Linear(dim, dim)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmsoft.ops import dynamic_depthwise, inline_attention, to_map, to_tokens
-from mmsoft.ops.checks import choose
+from mmsoft.ops.checks import choose, compute_dtype
 
 from .heads import MultiHead, grid_of
 
@@ -69,5 +69,6 @@ def feature_map(x: Tensor, kernel: str) -> Tensor:
         return F.relu(x)
     if kernel == 'leaky_relu':
         return F.leaky_relu(x, 0.01)
-    # float16 ends at exp(11)
-    return torch.exp(0.2 * x.float()) if kernel == 'exp' else x
+    if kernel == 'exp':  # in float32, as float16 ends at exp(11); up to exp(40), or products of two would end it, too
+        return torch.exp((0.2 * x.to(compute_dtype([x]))).clamp(max=40.0))
+    return x

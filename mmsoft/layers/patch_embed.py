@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmsoft.ops import lacking
 from mmsoft.ops.checks import is_compiling
 
 from .hooks import has_hooks
@@ -30,7 +31,7 @@ class ConvUnit(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if self.tile is not None:
             height, width = x.shape[-2:]
-            x = F.pad(x, (0, -width % self.tile, 0, -height % self.tile))
+            x = F.pad(x, (0, lacking(width, self.tile), 0, lacking(height, self.tile)))
         if not torch.jit.is_scripting():
             return self._run(x)
         for layer in self:
@@ -79,7 +80,7 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C', H, W), zero-padded at the right and bottom to whole tiles -> (B, C, H / stride, W / stride)."""
         height, width = x.shape[2], x.shape[3]
-        x = self.proj(F.pad(x, (0, -width % self.stride, 0, -height % self.stride)))
+        x = self.proj(F.pad(x, (0, lacking(width, self.stride), 0, lacking(height, self.stride))))
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mmsoft.ops import linear, softmax_free_attention, to_map, to_tokens
 from mmsoft.ops.checks import pair
 
-from .heads import grid_of
+from .heads import grid_of, split_evenly
 from .landmarks import Landmarks
 from .linear import Linear
 
@@ -35,13 +35,16 @@ class SoftAttention(nn.Module):
         symmetric: bool = True,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads, self.head_dim = split_evenly(dim, num_heads), dim // num_heads
+        sides = pair('local_kernel', local_kernel)
+        if not all(side % 2 for side in sides):
+            raise ValueError(f'local_kernel must have odd sides, to have a centre; got {local_kernel!r}')
         self.normalize, self.newton_iters, self.newton_backward = normalize, newton_iters, newton_backward
         self.q = Linear(dim, dim)
         self.k = None if symmetric else Linear(dim, dim)
         self.v = Linear(dim, dim)
         self.landmarks = landmarks
-        self.local = nn.Parameter(torch.empty(num_heads, 1, *pair('local_kernel', local_kernel)))
+        self.local = nn.Parameter(torch.empty(num_heads, 1, *sides))
         self.proj = Linear(dim, dim)
         nn.init.kaiming_uniform_(self.local, a=math.sqrt(5))
 

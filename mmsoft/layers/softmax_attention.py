@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import bounded_grid, to_map, to_tokens
+from mmsoft.ops import bounded_grid, lacking, to_map, to_tokens
 from mmsoft.ops.checks import pair
 
 from .heads import MultiHead, grid_of
@@ -85,7 +85,7 @@ class SoftmaxAttention(MultiHead):
     def _reduced(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """The leading tokens as they are, and one for each window; the last ones are filled up with zeros."""
         first, (rows, columns) = x.shape[1] - grid[0] * grid[1], self.reduction
-        windows = F.pad(to_map(x[:, first:], grid), (0, -grid[1] % columns, 0, -grid[0] % rows))
+        windows = F.pad(to_map(x[:, first:], grid), (0, lacking(grid[1], columns), 0, lacking(grid[0], rows)))
         return torch.cat((x[:, :first], self.reduce_norm(to_tokens(self.reduce(windows)))), 1)
 
     def extra_repr(self) -> str:

@@ -1,7 +1,5 @@
 """Torchvision's parts of Swin, called as this package's layers are."""
 
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models import swin_transformer as swin
@@ -33,7 +31,7 @@ class WindowAttention(swin.ShiftedWindowAttention):
         # published files have this constant as well, but nothing is gained by storing it
         self.register_buffer('relative_position_index', self.relative_position_index, persistent=False)
 
-    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> the same shape."""
         grid = grid_of(x, grid)
         y = swin.shifted_window_attention(

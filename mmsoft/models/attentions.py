@@ -16,7 +16,7 @@ from mmsoft.layers import (
     SoftAttention,
     SoftmaxAttention,
 )
-from mmsoft.ops.checks import choose
+from mmsoft.ops.checks import choose, flag, whole
 
 
 class Place(NamedTuple):
@@ -27,6 +27,7 @@ class Place(NamedTuple):
     ratio: int  # of the landmark window, and of spatial reduction
     local_kernel: int
     grid: tuple[int, int]  # of tokens at the backbone's img_size
+    layer: int  # its number in the backbone
     max_keys: int | None
     landmarks: dict[str, Any]  # num_landmarks, sampling, seed
     newton: dict[str, Any]  # newton_iters, newton_backward
@@ -57,11 +58,11 @@ def _linformer(place: Place, *, num_mixtures: int = 49) -> LinformerAttention:
 
 
 def _performer(place: Place, *, num_features: int = 64, seed: int = 0) -> PerformerAttention:
-    return PerformerAttention(place.dim, place.heads, num_features, seed)
+    return PerformerAttention(place.dim, place.heads, num_features, whole('seed', seed, 0) + place.layer)
 
 
-def _nystromformer(place: Place, *, iterations: int = 6) -> NystromformerAttention:
-    options = place.landmarks | dict(sampling='avg_pool')
+def _nystromformer(place: Place, *, iterations: int = 6, sampling: str = 'avg_pool') -> NystromformerAttention:
+    options = place.landmarks | dict(sampling=sampling)
     landmarks = Landmarks(place.dim // place.heads, place.ratio, **options)
     return NystromformerAttention(place.dim, place.heads, landmarks, iterations)
 
@@ -85,10 +86,10 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = dict(
     linear=_linear,
     inline=_inline,
 )
-Spec = 'str | Mapping[str, Any]'
+Spec = str | Mapping[str, Any]
 
 
-def one_a_stage(attn: 'Spec | Sequence[Spec]', last: str | None) -> list[dict[str, Any]]:
+def one_a_stage(attn: Spec | Sequence[Spec], last: str | None) -> list[dict[str, Any]]:
     """``attn`` for each of four stages, as dicts with a ``type``; of one for all, the fourth is ``last`` if given."""
     if isinstance(attn, (str, Mapping)):
         specs = [attn] * 3 + [attn if last is None else last]
@@ -106,10 +107,15 @@ def build_attention(spec: Mapping[str, Any], place: Place) -> nn.Module:
 
 
 def _checked(spec: Spec) -> dict[str, Any]:
+    if not isinstance(spec, (str, Mapping)):
+        raise ValueError(f'attn of a stage must be a name or a dict with a type; got {spec!r}')
     spec = dict(type=spec) if isinstance(spec, str) else dict(spec)
     name = choose('attn', spec.get('type'), ATTENTIONS)
-    known = list(inspect.signature(ATTENTIONS[name]).parameters)[1:]
-    for option in spec:
-        if option not in ['type', *known]:
-            raise TypeError(f'attn {name!r} has no option {option!r}; its options are {", ".join(known)}')
+    _, *known = inspect.signature(ATTENTIONS[name]).parameters.values()
+    defaults = {parameter.name: parameter.default for parameter in known}
+    for option, value in spec.items():
+        if option not in ('type', *defaults):
+            raise TypeError(f'attn {name!r} has no option {option!r}; its options are {", ".join(defaults)}')
+        if isinstance(defaults.get(option), bool):
+            flag(f'attn {name!r}: {option}', value)
     return spec

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmsoft.layers import ConvUnit, Mlp, PositionTable, PostNormBlock, PreNormBlock, embedded_size, stem
-from mmsoft.ops.checks import choose, whole
+from mmsoft.ops.checks import choose, flag, whole
 from mmsoft.ops.newton import BACKWARDS
 
 from .archs import MAX_KEYS, STRIDES, Arch, resolve_arch
@@ -33,9 +33,10 @@ class SOFT(Backbone):
             or ``dict(type=name, **options)``: ``'soft_pp'`` (symmetric normalisation, for any input size), ``'soft'``
             (options: symmetric=True, False gives keys a projection of their own), ``'softmax'`` (reduction=False, True
             is PVT's spatial reduction; symmetric=False), ``'linformer'`` (num_mixtures=49; img_size fixes its length,
-            see its layer), ``'performer'`` (num_features=64, seed=0), ``'nystromformer'`` (iterations=6), ``'linear'``
-            (kernel='elu', 'relu' or 'exp'), ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp';
-            local=True). Landmark and Newton options below are those of the attentions that have them.
+            see its layer), ``'performer'`` (num_features=64, seed=0), ``'nystromformer'`` (iterations=6,
+            sampling='avg_pool', or another of landmark_sampling), ``'linear'`` (kernel='elu', 'relu' or 'exp'),
+            ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp'; local=True). Landmark and Newton options
+            below are those of the attentions that have them.
         pyramid: False keeps one map at stride 16, with stage 3's width and heads, through all layers; all four outputs
             are at that stride, and ``attn`` is for all layers.
         in_channels: Channels of the image.
@@ -61,7 +62,7 @@ class SOFT(Backbone):
         self,
         arch: 'str | Mapping | Arch' = 'small',
         *,
-        attn: 'Spec | Sequence[Spec]' = 'soft_pp',
+        attn: Spec | Sequence[Spec] = 'soft_pp',
         pyramid: bool = True,
         in_channels: int = 3,
         img_size: int | tuple[int, int] = 224,
@@ -83,6 +84,8 @@ class SOFT(Backbone):
         choose('newton_backward', newton_backward, BACKWARDS)
         whole('newton_iters', newton_iters)
         whole('in_channels', in_channels)
+        whole('landmark_seed', landmark_seed, 0)
+        flag('pyramid', pyramid)
         img_size = image_sides(img_size)
         arch = resolve_arch(arch)
         dims, heads, ratios, kernels, strides = arch.dims, arch.heads, RATIOS, LOCAL_KERNELS, STRIDES
@@ -101,8 +104,9 @@ class SOFT(Backbone):
         for i in range(max(self.out_indices) + 1):
             grid = embedded_size(img_size, strides[i])
             max_keys = MAX_KEYS if pyramid and i == 3 and num_landmarks is not None else None
-            place = Place(dims[i], heads[i], ratios[i], kernels[i], grid, max_keys, landmarks, newton)
-            blocks = [_block(place, specs[i], i == 3, rate) for rate in rates[i]]
+            first = sum(arch.depths[:i])
+            place = Place(dims[i], heads[i], ratios[i], kernels[i], grid, first, max_keys, landmarks, newton)
+            blocks = _blocks(place, specs[i], i == 3, rates[i])
             if i == 0:
                 embed = stem(in_channels, dims[0], overlap, strides[0])
             else:
@@ -127,9 +131,13 @@ class SOFT(Backbone):
         return [*frozen, self.norm] if self.frozen_stages == len(STRIDES) == len(self.stages) else frozen
 
 
-def _block(place: Place, spec: Mapping[str, Any], last: bool, drop_path: float) -> PostNormBlock:
+def _blocks(place: Place, spec: Mapping[str, Any], last: bool, drop_paths: Sequence[float]) -> list[PostNormBlock]:
     """Stages 1 to 3 normalise after each residual and take the tanh GELU, stage 4 before it and the exact one."""
-    dim, attention = place.dim, build_attention(spec, place)
-    if last:
-        return PreNormBlock(dim, attention, Mlp(dim, 4 * dim), drop_path, eps=1e-6)
-    return PostNormBlock(dim, attention, Mlp(dim, 4 * dim, approximate='tanh'), drop_path, eps=1e-5)
+    dim, blocks = place.dim, []
+    for index, drop_path in enumerate(drop_paths):
+        attention = build_attention(spec, place._replace(layer=place.layer + index))
+        if last:
+            blocks.append(PreNormBlock(dim, attention, Mlp(dim, 4 * dim), drop_path, eps=1e-6))
+        else:
+            blocks.append(PostNormBlock(dim, attention, Mlp(dim, 4 * dim, approximate='tanh'), drop_path, eps=1e-5))
+    return blocks

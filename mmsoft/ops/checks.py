@@ -22,6 +22,13 @@ def whole(option: str, value: Any, least: int = 1) -> int:
     return value
 
 
+def flag(option: str, value: Any) -> bool:
+    """``value`` if it is True or False; otherwise a ValueError that names it."""
+    if not isinstance(value, bool):
+        raise ValueError(f'{option} must be True or False; got {value!r}')
+    return value
+
+
 def pair(option: str, value: Any) -> tuple[int, int]:
     """Rows and columns from such a pair or from one number for both."""
     rows, columns = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, value)

@@ -12,6 +12,11 @@ def to_map(x: Tensor, grid: tuple[int, int]) -> Tensor:
     return x.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
+def lacking(size: int, multiple: int) -> int:
+    """What ``size`` lacks to the next multiple; as ``-size % multiple``, which torch.compile cannot do with symbols."""
+    return (multiple - size % multiple) % multiple
+
+
 def to_tokens(x: Tensor) -> Tensor:
     """Map (B, C, H, W) -> tokens (B, H * W, C), a view if the map is channels last."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
