@@ -106,11 +106,11 @@ class SOFT(Backbone):
             max_keys = MAX_KEYS if pyramid and i == 3 and num_landmarks is not None else None
             first = sum(arch.depths[:i])
             place = Place(dims[i], heads[i], ratios[i], kernels[i], grid, first, max_keys, landmarks, newton)
-            blocks = _blocks(place, specs[i], i == 3, rates[i])
             if i == 0:
                 embed = stem(in_channels, dims[0], overlap, strides[0])
             else:
                 embed = ConvUnit(dims[i - 1], dims[i], 2, overlap) if pyramid else nn.Identity()
+            blocks = _blocks(place, specs[i], i == 3, rates[i])
             position = PositionTable(grid, dims[i]) if i == 0 or pyramid else nn.Identity()
             self.stages.append(Stage(embed, position, blocks, with_cp))
         if len(self.stages) == len(STRIDES):
