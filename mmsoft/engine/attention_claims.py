@@ -20,6 +20,7 @@ from mmsoft.ops import inline_attention, linear_attention
 
 PICTURES = 12
 NEAR = ('near', 'near_alone')
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 # Two queries are confused if their weights differ by less than the one, of what sets them apart from uniform weights,
 # and they themselves by more than the other.
 ALIKE, APART = 0.01, 0.1
@@ -30,7 +31,8 @@ def measure_claims(model: nn.Module, cfg: Config) -> dict[str, dict[str, Any]]:
     """Of a classifier's attention layers before stage 4, over validation pictures of the demo.
 
     ``own`` is what the layers do; of linear attention ``inline`` is what InLine's formula would make of the same
-    queries and keys. Of each, ``doubled``: the share of queries that are confused with their own double;
+    queries and keys. Of each, ``doubled``: the share of queries that are confused with their own double; ``scaled``:
+    how far weights move, of what sets them apart from uniform ones, when queries are multiplied by FACTORS;
     ``confusions``: by picture, the pairs of a head's queries whose weights are alike though they are not, of ``pairs``
     in all; ``near``: by layer, the share of absolute weight in the 3 x 3 neighbourhood, and ``near_alone`` that
     without a predicted local term.
@@ -42,6 +44,7 @@ def measure_claims(model: nn.Module, cfg: Config) -> dict[str, dict[str, Any]]:
     for kind in ('own', 'inline') if linear else ('own',):
         seen = [_looked_at(layers, model, picture[None], kind) for picture in pictures]  # pictures x layers
         found[kind] = dict(
+            scaled=np.mean([[look['scaled'] for look in looks] for looks in seen], (0, 1)).tolist(),
             doubled=float(np.mean([[look['doubled'] for look in looks] for looks in seen])),
             confusions=[sum(look['confusions'] for look in looks) for looks in seen],
             pairs=sum(look['pairs'] for look in seen[0]),
@@ -57,9 +60,11 @@ def _looked_at(layers: list[nn.Module], model: nn.Module, image: Tensor, kind: s
         q, k = queries_and_keys(layer, x)
         weigh = inline_weights if kind == 'inline' else partial(attention_weights, layer)
         weights, doubled = weigh(q, k), weigh(2 * q, k)  # (1, h, N, N)
+        scaled = [difference(weights, weigh(factor * q, k)).mean().item() for factor in FACTORS]
         count = q.shape[2]
         looks.append(
             dict(
+                scaled=scaled,
                 doubled=are_alike(weights, doubled).float().mean().item(),
                 confusions=count_confusions(weights, q),
                 pairs=q.shape[1] * count * (count - 1) // 2,
@@ -105,9 +110,15 @@ def deviation(weights: Tensor) -> Tensor:
     return (weights - 1 / weights.shape[-1]).abs().sum(-1)
 
 
+def difference(weights: Tensor, others: Tensor) -> Tensor:
+    """Of rows (..., N) of two matrices, relative to the larger deviation."""
+    larger = torch.maximum(deviation(weights), deviation(others))
+    return (weights - others).abs().sum(-1) / larger.clamp(min=torch.finfo(larger.dtype).tiny)
+
+
 def are_alike(weights: Tensor, others: Tensor) -> Tensor:
     """Which rows (..., N) of two matrices differ by little of their deviation."""
-    return (weights - others).abs().sum(-1) < ALIKE * torch.maximum(deviation(weights), deviation(others))
+    return difference(weights, others) < ALIKE
 
 
 def count_confusions(weights: Tensor, q: Tensor) -> int:

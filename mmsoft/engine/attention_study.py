@@ -20,7 +20,7 @@ from mmengine.config import Config
 import mmsoft
 
 from . import demo
-from .attention_claims import measure_claims
+from .attention_claims import FACTORS, measure_claims
 from .benchmark.cases import Case
 from .benchmark.measure import Group, Options, Record, measure_group
 from .benchmark.pyramid import ARCH, attention_at
@@ -211,5 +211,5 @@ def save(result: Result, out: str | Path) -> list[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix('.json').write_text(json.dumps(result, indent=1, default=float) + '\n')
     out.with_suffix('.md').write_text(f'{study_table(result)}\n\n{claims_table(result)}\n')
-    plots = plot_attention_study(result['scores'], costs_of(result), claims_by_label(result), TITLES, out)
+    plots = plot_attention_study(result['scores'], costs_of(result), claims_by_label(result), TITLES, FACTORS, out)
     return [out.with_suffix('.json'), out.with_suffix('.md'), *plots]

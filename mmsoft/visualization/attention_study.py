@@ -1,7 +1,7 @@
 """Plots of the comparison of attentions: accuracy against throughput, and InLine's claims."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ def plot_attention_study(
     costs: Mapping[tuple[str, str], Mapping[str, Any]],
     claims: Mapping[str, Mapping[str, Any]],
     titles: Mapping[str, str],
+    factors: Sequence[float],
     out: Path,
 ) -> list[Path]:
     """Write ``<out>.png`` and ``.svg``, and ``<out>_claims`` where claims were measured."""
@@ -26,7 +27,7 @@ def plot_attention_study(
         written += _save(figure, out)
         if claims:
             figure = Figure(figsize=(11, 3.6), layout='constrained')
-            _claims(figure, claims)
+            _claims(figure, claims, factors)
             written += _save(figure, out.with_name(f'{out.stem}_claims'))
     return written
 
@@ -53,26 +54,26 @@ def _scores(figure: Any, scores: Mapping[str, Any], costs: Mapping[Any, Any], ti
     figure.legend(*axes.get_legend_handles_labels(), loc='outside lower center', ncols=5)
 
 
-def _claims(figure: Any, claims: Mapping[str, Any]) -> None:
-    """Confused pairs by picture, and the weight around a query by layer."""
+def _claims(figure: Any, claims: Mapping[str, Any], factors: Sequence[float]) -> None:
+    """How weights move when a query becomes longer or shorter, and the weight around a query by layer."""
     left, right = figure.subplots(1, 2)
     for number, (label, found) in enumerate(claims.items()):
-        left.bar(
-            [place + 0.27 * number for place in range(len(found['confusions']))],
-            found['confusions'],
-            width=0.25,
-            label=label,
-        )
+        style = dict(marker='osD^vP*Xh'[number % 9], color=f'C{number}')
+        left.plot(factors, [100 * value for value in found['scaled']], label=label, **style)
         layers = range(1, len(found['near']) + 1)
-        right.plot(layers, [100 * share for share in found['near']], marker='o', color=f'C{number}', label=label)
+        right.plot(layers, [100 * share for share in found['near']], **style)
         if found['near_alone'] != found['near']:
             alone = [100 * share for share in found['near_alone']]
-            right.plot(layers, alone, '--', marker='o', color=f'C{number}', label=f'{label}, no local term')
-    left.set(xlabel='picture', ylabel='pairs of queries with the same weights', yscale='symlog')
+            right.plot(layers, alone, linestyle='--', label=f'{label}, no local term', **style)
+    left.set(xlabel='query times', ylabel='weights move by, % of their deviation', xscale='log', xticks=list(factors))
+    left.set_xticklabels([f'{factor:g}' for factor in factors])
+    left.minorticks_off()
     right.set(xlabel='layer', ylabel='weight in the 3 x 3 neighbourhood, %', xticks=list(layers))
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend()
+    parts = [axes.get_legend_handles_labels() for axes in (left, right)]
+    handles, labels = ([entry for part in parts for entry in part[i]] for i in (0, 1))
+    figure.legend(handles, labels, loc='outside lower center', ncols=3)
 
 
 def _save(figure: Any, out: Path) -> list[Path]:
