@@ -1,4 +1,4 @@
-"""Every registered model, narrow: what tests that hold for all of them build."""
+"""Every registered model, narrow, and what tests of several rooms do with models and layers."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -53,6 +53,17 @@ CASES = {
     'inline_deit': Case('InLineDeiT', dict(dims=(32,), heads=(2,), depths=(3,)), (8, 16, 32, 32), 'inline_deit_tiny'),
     'inline_cswin': Case('InLineCSwin', dict(FOUR, depths=(1, 1, 2, 1)), FOUR['dims'], 'inline_cswin_tiny'),
 }
+
+
+class OnGrid(nn.Module):
+    """An attention on one grid, called with tokens alone."""
+
+    def __init__(self, attention: nn.Module, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.attention, self.grid = attention, grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, self.grid)
 
 
 def exported_for_any_batch(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from backbones import OnGrid
 from conftest import MINI, relative_error
 from torch import nn
 
@@ -184,15 +185,6 @@ def test_a_window_for_maps_says_that_a_sequence_takes_another():
         build(dict(type='softmax', reduction=True))(torch.randn(1, 40, DIM))
     with pytest.raises(ValueError, match=r'attention on grid \(7, 7\) takes .*; got x \(1, 40, 24\)'):
         build(dict(type='linear'))(torch.randn(1, 40, DIM), (7, 7))
-
-
-class OnGrid(nn.Module):
-    def __init__(self, layer, grid):
-        super().__init__()
-        self.layer, self.grid = layer, grid
-
-    def forward(self, x):
-        return self.layer(x, self.grid)
 
 
 @pytest.mark.parametrize('spec', SPECS, ids=str)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from backbones import OnGrid
 from conftest import MINI, relative_error
 from torch import nn
 
@@ -67,16 +68,7 @@ def test_the_counter_sees_newton_and_fused_attention():
         assert count_macs(mini(newton_iters=1), 1, 3, 224, 224) == without
     stage4 = mini().stages[3].blocks[0].attn
     tokens = torch.zeros(1, 49, 64)
-    assert count_macs(_OnGrid(stage4, (7, 7)), *tokens.shape) == 49 * 64 * 64 * 4 + 2 * 49 * 49 * 64
-
-
-class _OnGrid(nn.Module):
-    def __init__(self, attention, grid):
-        super().__init__()
-        self.attention, self.grid = attention, grid
-
-    def forward(self, x):
-        return self.attention(x, self.grid)
+    assert count_macs(OnGrid(stage4, (7, 7)), *tokens.shape) == 49 * 64 * 64 * 4 + 2 * 49 * 49 * 64
 
 
 @pytest.mark.parametrize('arch', ['tiny', 'small'])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from backbones import exported_for_any_batch
+from backbones import OnGrid, exported_for_any_batch
 from conftest import relative_error
 from torch import nn
 
@@ -167,18 +167,9 @@ def test_half_precision_is_finite_and_near(kernel):
     assert inline_attention(q, k, v).abs().max() == 65504  # what float16 cannot hold saturates
 
 
-class _OnGrid(nn.Module):
-    def __init__(self, layer, grid):
-        super().__init__()
-        self.layer, self.grid = layer, grid
-
-    def forward(self, x):
-        return self.layer(x, self.grid)
-
-
 @pytest.mark.parametrize('leading', [0, 1])
 def test_an_exported_layer_takes_any_batch(leading):
-    layer = _OnGrid(InLineAttention(16, 2).eval(), (5, 7))
+    layer = OnGrid(InLineAttention(16, 2).eval(), (5, 7))
     x = torch.randn(3, leading + 35, 16)
     program = exported_for_any_batch(layer, x)
     for count in (2, 5):
