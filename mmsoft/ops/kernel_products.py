@@ -133,7 +133,7 @@ def _kernel(q: Tensor, landmarks: Tensor) -> Tensor:
     # -|q - l|^2 / 2 = q.l - |l|^2 / 2 - |q|^2 / 2, at most 0 but for rounding
     exponent = linear_by_head(q, landmarks, landmarks.square().sum(-1).div_(-2))
     exponent.sub_(q.square().sum(-1, keepdim=True).div_(2))
-    return exponent.clamp_(LEAST_EXPONENT, 0).exp_()
+    return exponent.clamp_(LEAST_EXPONENT, 0.0).exp_()
 
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:

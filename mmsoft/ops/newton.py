@@ -64,7 +64,8 @@ def guarded_scale(a: Tensor, max_halvings: int = MAX_HALVINGS) -> Tensor:
         alphas = first.squeeze(-1) * torch.exp2(-halvings).view(-1, 1, 1, 1)  # (11, B, 1, 1)
         norms = ((1 - alphas * diagonal).abs() + alphas * (rows - diagonal)).amax((-1, -2))  # (11, B)
         # leading candidates that exceed the bound; the last one is taken whatever its norm
-        exceeding = (norms[:-1] > 1.01).to(a.dtype).cumprod(0).sum(0)
+        fitting = (norms[:-1] <= 1.01).to(a.dtype).cumsum(0)  # as ONNX has no cumulative product
+        exceeding = (fitting == 0).to(a.dtype).sum(0)
         factor = torch.where(exceeding > 0, torch.exp2(-exceeding), 0.95)
     return first * factor.view(-1, 1, 1, 1)
 
