@@ -18,7 +18,7 @@ from mmsoft.layers import InLineAttention, LinearAttention, SoftmaxAttention
 from mmsoft.layers.inline_attention import feature_map
 from mmsoft.ops import inline_attention, linear_attention
 
-PICTURES = 12
+PICTURES = 60
 NEAR = ('near', 'near_alone')
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 # Two queries are confused if their weights differ by less than the one, of what sets them apart from uniform weights,

@@ -122,7 +122,7 @@ def config_of(name: str, task: str) -> Config:
 
 
 def _costs(work_dir: Path, names: Sequence[str], options: Options, say: Callable[[str], None]) -> Result:
-    """Time and memory of passes, in turn; the large image of a detector once. A group is measured anew for others."""
+    """Time and memory of passes, in turn, also of a detector's large image. A group is measured anew for others."""
 
     def cases(size: tuple[int, int], task: str, batch: int) -> tuple[Case, ...]:
         return tuple(Case(f'pyramid:{name}', size, task, batch=batch) for name in names)
@@ -137,7 +137,7 @@ def _costs(work_dir: Path, names: Sequence[str], options: Options, say: Callable
         for group in (
             Group('train', cases(COST_SIZE, 'train', BATCH)),
             Group('forward', cases(COST_SIZE, 'forward', BATCH)),
-            Group('dense', cases(DENSE, 'forward', 1), rounds=1),
+            Group('dense', cases(DENSE, 'forward', 1)),
         )
     ]
     return dict(machine=reports[0]['machine'], cases=[row for report in reports for row in report['cases']])
@@ -181,13 +181,15 @@ def _throughput(seconds: float) -> str:
 def claims_table(result: Result) -> str:
     """Markdown of InLine's two claims."""
     heads = ['attention', 'queries confused with their double', 'pairs of queries confused']
-    heads += ['weight in the 3 x 3 neighbourhood, by layer', 'without the local term']
+    heads += ['pictures with such a pair', 'weight in the 3 x 3 neighbourhood, by layer']
+    heads.append('without the local term')
     lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
     for label, found in claims_by_label(result).items():
         local = [', '.join(f'{100 * share:.0f} %' for share in found[key]) for key in ('near', 'near_alone')]
         confused = 100 * statistics.mean(found['confusions']) / found['pairs']
+        pictures = 100 * statistics.mean(map(bool, found['confusions']))
         lines.append(
-            f'| {label} | {100 * found["doubled"]:.0f} % | {confused:.4f} % '
+            f'| {label} | {100 * found["doubled"]:.0f} % | {confused:.4f} % | {pictures:.0f} % '
             f'| {local[0]} | {local[1] if local[1] != local[0] else ""} |'
         )
     return '\n'.join(lines)

@@ -26,7 +26,7 @@ def plot_attention_study(
         _scores(figure, scores, costs, titles)
         written += _save(figure, out)
         if claims:
-            figure = Figure(figsize=(11, 3.6), layout='constrained')
+            figure = Figure(figsize=(13, 3.8), layout='constrained')
             _claims(figure, claims, factors)
             written += _save(figure, out.with_name(f'{out.stem}_claims'))
     return written
@@ -55,11 +55,14 @@ def _scores(figure: Any, scores: Mapping[str, Any], costs: Mapping[Any, Any], ti
 
 
 def _claims(figure: Any, claims: Mapping[str, Any], factors: Sequence[float]) -> None:
-    """How weights move when a query becomes longer or shorter, and the weight around a query by layer."""
-    left, right = figure.subplots(1, 2)
+    """How weights move when a query becomes longer or shorter, confusions by picture, and the weight around a query."""
+    left, middle, right = figure.subplots(1, 3)
     for number, (label, found) in enumerate(claims.items()):
-        style = dict(marker='osD^vP*Xh'[number % 9], color=f'C{number}')
+        # lines that coincide stay visible: each is thinner than the one before
+        style = dict(marker='osD^'[number % 4], color=f'C{number}', markersize=9 - 2 * number, linewidth=4 - number)
         left.plot(factors, [100 * value for value in found['scaled']], label=label, **style)
+        confusions = sorted(found['confusions'], reverse=True)
+        middle.step(range(1, len(confusions) + 1), confusions, where='mid', color=f'C{number}', linewidth=4 - number)
         layers = range(1, len(found['near']) + 1)
         right.plot(layers, [100 * share for share in found['near']], **style)
         if found['near_alone'] != found['near']:
@@ -68,8 +71,11 @@ def _claims(figure: Any, claims: Mapping[str, Any], factors: Sequence[float]) ->
     left.set(xlabel='query times', ylabel='weights move by, % of their deviation', xscale='log', xticks=list(factors))
     left.set_xticklabels([f'{factor:g}' for factor in factors])
     left.minorticks_off()
+    middle.set(xlabel='pictures, most confused first', ylabel='confused pairs of queries in a picture')
+    middle.set_yscale('symlog', linthresh=1)
+    middle.set_ylim(bottom=-0.1)
     right.set(xlabel='layer', ylabel='weight in the 3 x 3 neighbourhood, %', xticks=list(layers))
-    for axes in (left, right):
+    for axes in (left, middle, right):
         axes.grid(alpha=0.3)
     parts = [axes.get_legend_handles_labels() for axes in (left, right)]
     handles, labels = ([entry for part in parts for entry in part[i]] for i in (0, 1))
