@@ -378,6 +378,16 @@ def test_layers_name_what_does_not_fit():
             'local_kernel must have odd sides, .*; got 4',
         ),
         (lambda: SOFT('tiny', pyramid='x'), "pyramid must be True or False; got 'x'"),
+        (lambda: SOFT('tiny', attn='inline', num_landmarks=0), r'num_landmarks .* at least 1; got 0'),
+        (lambda: SOFT('tiny', attn='nystromformer', landmark_sampling='max'), "landmark_sampling 'max' is unknown"),
+        (
+            lambda: SOFTClassifier('tiny', attn='inline', newton_iters=5),
+            'SOFT: newton_iters=5 would have no effect, as attn by stage is inline, inline, inline, softmax',
+        ),
+        (
+            lambda: SOFT('tiny', attn='nystromformer', landmark_sampling='first'),
+            "landmark_sampling='first' would have no effect, as attn by stage is nystromformer",
+        ),
         (lambda: SOFT('tiny', landmark_seed='x'), "landmark_seed must be an integer of at least 0; got 'x'"),
     ):
         with pytest.raises(ValueError, match=message):

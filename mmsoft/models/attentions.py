@@ -86,6 +86,7 @@ ATTENTIONS: dict[str, Callable[..., nn.Module]] = dict(
     linear=_linear,
     inline=_inline,
 )
+GAUSSIAN = ('soft_pp', 'soft')  # which read landmark_sampling and Newton's options
 Spec = str | Mapping[str, Any]
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -22,3 +23,11 @@ def reject_unknown(owner: type, unknown: dict[str, Any]) -> None:
     close = difflib.get_close_matches(name, options, 1)
     hint = f' Did you mean {close[0]!r}?' if close else ''
     raise TypeError(f'{owner.__name__} has no option {name!r}.{hint} Its options are {", ".join(options)}.')
+
+
+def reject_idle(owner: type, options: Mapping[str, Any], reason: str) -> None:
+    """Raise a ValueError if one of ``options`` of ``owner`` is not at its default though nothing would read it."""
+    parameters = inspect.signature(owner.__init__).parameters
+    for name, value in options.items():
+        if value != parameters[name].default:
+            raise ValueError(f'{owner.__name__}: {name}={value!r} would have no effect, as {reason}')

@@ -10,13 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmsoft.layers import ConvUnit, Mlp, PositionTable, PostNormBlock, PreNormBlock, embedded_size, stem
+from mmsoft.layers.landmarks import SAMPLINGS
 from mmsoft.ops.checks import choose, flag, whole
 from mmsoft.ops.newton import BACKWARDS
 
 from .archs import MAX_KEYS, STRIDES, Arch, resolve_arch
-from .attentions import Place, Spec, build_attention, one_a_stage
+from .attentions import GAUSSIAN, Place, Spec, build_attention, one_a_stage
 from .backbone import Backbone, drop_path_rates, image_sides, init_linear
-from .options import reject_unknown
+from .options import reject_idle, reject_unknown
 from .stage import Stage, to_channels_last
 
 RATIOS = (8, 4, 2, 1)  # landmark window by stage
@@ -35,8 +36,8 @@ class SOFT(Backbone):
             is PVT's spatial reduction; symmetric=False), ``'linformer'`` (num_mixtures=49; img_size fixes its length,
             see its layer), ``'performer'`` (num_features=64, seed=0), ``'nystromformer'`` (iterations=6,
             sampling='avg_pool', or another of landmark_sampling), ``'linear'`` (kernel='elu', 'relu' or 'exp'),
-            ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp'; local=True). Landmark and Newton options
-            below are those of the attentions that have them.
+            ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp'; local=True). Newton's options and
+            landmark_sampling below are the Gaussian two's, num_landmarks and landmark_seed nystromformer's as well.
         pyramid: False keeps one map at stride 16, with stage 3's width and heads, through all layers; all four outputs
             are at that stride, and ``attn`` is for all layers.
         in_channels: Channels of the image.
@@ -81,10 +82,7 @@ class SOFT(Backbone):
         **unknown: Any,
     ) -> None:
         reject_unknown(type(self), unknown)
-        choose('newton_backward', newton_backward, BACKWARDS)
-        whole('newton_iters', newton_iters)
         whole('in_channels', in_channels)
-        whole('landmark_seed', landmark_seed, 0)
         flag('pyramid', pyramid)
         img_size = image_sides(img_size)
         arch = resolve_arch(arch)
@@ -100,6 +98,7 @@ class SOFT(Backbone):
         specs = one_a_stage(attn, last='softmax' if pyramid else None)
         landmarks = dict(num_landmarks=num_landmarks, sampling=landmark_sampling, seed=landmark_seed)
         newton = dict(newton_iters=newton_iters, newton_backward=newton_backward)
+        _check_options(specs, landmarks, newton)
         self.stages = nn.ModuleList()
         for i in range(max(self.out_indices) + 1):
             grid = embedded_size(img_size, strides[i])
@@ -129,6 +128,20 @@ class SOFT(Backbone):
     def _frozen_modules(self) -> list[nn.Module]:
         frozen = super()._frozen_modules()
         return [*frozen, self.norm] if self.frozen_stages == len(STRIDES) == len(self.stages) else frozen
+
+
+def _check_options(specs: Sequence[Mapping[str, Any]], landmarks: Mapping[str, Any], newton: Mapping[str, Any]) -> None:
+    """Raise unless the options of landmarks and Newton's iteration are valid and some attention reads them."""
+    if landmarks['num_landmarks'] is not None:
+        whole('num_landmarks (None means no bound)', landmarks['num_landmarks'])
+    choose('landmark_sampling', landmarks['sampling'], SAMPLINGS)
+    whole('landmark_seed', landmarks['seed'], 0)
+    whole('newton_iters', newton['newton_iters'])
+    choose('newton_backward', newton['newton_backward'], BACKWARDS)
+    names = [spec['type'] for spec in specs]
+    if not {*names} & {*GAUSSIAN}:
+        idle = dict(newton, landmark_sampling=landmarks['sampling'])
+        reject_idle(SOFT, idle, f'attn by stage is {", ".join(names)}: only {" and ".join(GAUSSIAN)} have it')
 
 
 def _blocks(place: Place, spec: Mapping[str, Any], last: bool, drop_paths: Sequence[float]) -> list[PostNormBlock]:
