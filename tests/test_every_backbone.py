@@ -375,7 +375,7 @@ def test_a_wrong_init_cfg_is_shown_a_right_one(case, init_cfg):
         case.build(init_cfg=init_cfg).init_weights()
 
 
-@pytest.mark.parametrize('case', ['inline_pvt', 'soft_others'])
+@pytest.mark.parametrize('case', [*(case.name.removesuffix('_tiny') for case in INLINE), 'soft_others'])
 def test_a_compiled_model_takes_a_second_size(case):
     """torch.compile then traces with sizes that are symbols."""
     model = CASES[case].build(overlap=False) if case == 'soft_others' else CASES[case].build()

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import lacking
 from mmsoft.ops.checks import is_compiling
 
 from .hooks import has_hooks
@@ -26,12 +25,12 @@ class ConvUnit(nn.Sequential):
         kernel, padding = (3, 1) if overlap else (stride, 0)
         conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding)
         super().__init__(conv, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True))
-        self.tile = None if overlap else stride
+        # zeros at the right and bottom that complete a last tile, and are left over where it is complete
+        self.margin = 0 if overlap else stride - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.tile is not None:
-            height, width = x.shape[-2:]
-            x = F.pad(x, (0, lacking(width, self.tile), 0, lacking(height, self.tile)))
+        if self.margin:
+            x = F.pad(x, (0, self.margin, 0, self.margin))
         if not torch.jit.is_scripting():
             return self._run(x)
         for layer in self:
@@ -72,15 +71,17 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, in_channels: int, dim: int, kernel: int, stride: int, norm: bool = True) -> None:
         super().__init__()
-        # a patch reaches as far beyond its tile on either side
-        self.proj = nn.Conv2d(in_channels, dim, kernel, stride, (kernel - stride + 1) // 2)
+        padding = (kernel - stride + 1) // 2  # a patch reaches as far beyond its tile on either side
+        self.proj = nn.Conv2d(in_channels, dim, kernel, stride, padding)
         self.norm = nn.LayerNorm(dim, eps=1e-5) if norm else nn.Identity()
-        self.stride = stride
+        # further zeros at the right and bottom that complete a last patch, and are left over where it is complete
+        self.margin = kernel - 1 - 2 * padding
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, C', H, W), zero-padded at the right and bottom to whole tiles -> (B, C, H / stride, W / stride)."""
-        height, width = x.shape[2], x.shape[3]
-        x = self.proj(F.pad(x, (0, lacking(width, self.stride), 0, lacking(height, self.stride))))
+        """x (B, C', H, W) -> (B, C, H / stride, W / stride), rounded up."""
+        if self.margin:
+            x = F.pad(x, (0, self.margin, 0, self.margin))
+        x = self.proj(x)
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 

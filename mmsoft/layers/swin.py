@@ -4,6 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models import swin_transformer as swin
 
+from mmsoft.ops import lacking
+
 from .heads import grid_of
 
 
@@ -13,7 +15,7 @@ class PatchMerging(swin.PatchMerging):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, 2 C, H / 2, W / 2), rounded up."""
         # the parent's forward, which TorchScript cannot call, for maps
-        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 0, x.shape[3] % 2, 0, x.shape[2] % 2))
+        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 0, lacking(x.shape[3], 2), 0, lacking(x.shape[2], 2)))
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # (B, H / 2, 2, W / 2, 2, C)
         x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # (row, column) = (0, 0), (1, 0), (0, 1), (1, 1)
         return self.reduction(self.norm(x)).permute(0, 3, 1, 2)
@@ -33,19 +35,21 @@ class WindowAttention(swin.ShiftedWindowAttention):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> the same shape."""
-        grid = grid_of(x, grid)
+        grid, side = grid_of(x, grid), self.window_size[0]
+        # whole windows already: torchvision's own arithmetic takes torch.compile minutes where sizes are symbols
+        margins = (0, 0, 0, lacking(grid[1], side), 0, lacking(grid[0], side))
         y = swin.shifted_window_attention(
-            x.unflatten(1, grid),
+            F.pad(x.unflatten(1, grid), margins),
             self.qkv.weight,
             self.proj.weight,
             self.get_relative_position_bias(),
             self.window_size,
             self.num_heads,
-            shift_size=[0, 0] if min(grid) <= self.window_size[0] else self.shift_size,
+            shift_size=[0, 0] if min(grid) <= side else self.shift_size,
             qkv_bias=self.qkv.bias,
             proj_bias=self.proj.bias,
         )
-        return y.flatten(1, 2)
+        return y[:, : grid[0], : grid[1]].flatten(1, 2)
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size[0]}, shift={self.shift_size[0]}'

@@ -13,8 +13,8 @@ def to_map(x: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def lacking(size: int, multiple: int) -> int:
-    """What ``size`` lacks to the next multiple; as ``-size % multiple``, which torch.compile cannot do with symbols."""
-    return (multiple - size % multiple) % multiple
+    """What ``size`` lacks to the next multiple, counted as convolutions do: torch.compile simplifies such symbols."""
+    return ((size - 1) // multiple + 1) * multiple - size
 
 
 def to_tokens(x: Tensor) -> Tensor:
