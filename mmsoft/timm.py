@@ -25,6 +25,7 @@ from timm.models import (
 from torch import Tensor, nn
 
 from mmsoft.checkpoints import load
+from mmsoft.checkpoints.loading import fit_weights
 from mmsoft.layers import (
     CSwinBlock,
     PatchEmbed,
@@ -32,7 +33,6 @@ from mmsoft.layers import (
     PositionTable,
     PostNormBlock,
     PreNormBlock,
-    resize_table,
 )
 from mmsoft.models import (
     ARCHS,
@@ -109,8 +109,10 @@ def _build(
 def _as_ours(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """The authors' names, those of a training and position tables of another size -> what the model loads."""
     weights = {name.removeprefix('backbone.'): value for name, value in load(weights).items()}
-    tables = {name: value.shape[1:3] for name, value in model.state_dict().items() if name.endswith('position.table')}
-    return {name: resize_table(value, tables[name]) if name in tables else value for name, value in weights.items()}
+    # timm itself fits these to other numbers of classes and channels
+    ends = ('head.weight', 'head.bias', f'{model.pretrained_cfg["first_conv"]}.weight')
+    fitted, _ = fit_weights(model, weights, source='the pretrained weights', fresh=ends)
+    return fitted | {name: weights[name] for name in ends if name in weights}
 
 
 def _with_weights(name: str, pretrained_cfg: Any, overlay: dict | None) -> dict:

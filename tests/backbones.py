@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mmsoft import models
 
 OTHERS = ['inline', dict(type='softmax', reduction=True), dict(type='soft_pp', symmetric=False), 'softmax']
+MIXED = ['linformer', 'performer', 'nystromformer', 'linear']
 FOUR = dict(dims=(16, 32, 64, 128), heads=(2, 2, 4, 8))  # widths double, as patch merging does
 
 
@@ -31,6 +32,11 @@ class Case(NamedTuple):
     def classifier(self) -> type[nn.Module]:
         return getattr(models, f'{self.family}Classifier')
 
+    @property
+    def has_landmarks(self) -> bool:
+        """Whether options of SOFT's own landmarks have an effect."""
+        return self.name.startswith('soft') and self.options.get('attn') != MIXED
+
     def build(self, **options: Any) -> nn.Module:
         return self.backbone(**{**dict(arch=self.arch, drop_path_rate=0.0), **self.options, **options})
 
@@ -41,9 +47,7 @@ class Case(NamedTuple):
 CASES = {
     'soft': Case('SOFT', MINI, MINI['dims'], 'soft_tiny', dict(attn='soft')),
     'soft_pp': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny'),
-    'soft_mixed': Case(
-        'SOFT', MINI, MINI['dims'], 'soft_pp_tiny', dict(attn=['linformer', 'performer', 'nystromformer', 'linear'])
-    ),
+    'soft_mixed': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny', dict(attn=MIXED)),
     'soft_others': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny', dict(attn=OTHERS)),
     'inline_pvt': Case('InLinePVT', MINI, MINI['dims'], 'inline_pvt_tiny'),
     # in stage 3 InLine, then shifted windows, then plain ones

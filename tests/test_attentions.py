@@ -349,13 +349,18 @@ def test_a_trunk_without_a_pyramid_is_one_scale():
     ('attn', 'error', 'message'),
     [
         ('lineer', ValueError, "attn 'lineer' is unknown; choose one of soft_pp, soft, softmax, linformer, performer"),
-        (['soft'] * 3, ValueError, 'attn must be a name, a dict with a type, or a list of four of these; got ['),
+        (['soft'] * 3, ValueError, "or a list of four of these; got ['soft', 'soft', 'soft'], which has 3"),
+        (
+            ['soft'] * 3 + [dict(type='softmax', reduction=True)],
+            ValueError,
+            "attn 'softmax': reduction=True would have no effect in stage 4",
+        ),
         (7, ValueError, 'or a list of four of these; got 7'),
         ([None] * 4, ValueError, 'attn of a stage must be a name or a dict with a type; got None'),
         (dict(type='softmax', reduction='yes'), ValueError, "'softmax': reduction must be True or False; got 'yes'"),
         (dict(type='performer', seed='x'), ValueError, "seed must be an integer of at least 0; got 'x'"),
         (dict(type='nystromformer', sampling='max'), ValueError, "landmark_sampling 'max' is unknown"),
-        (dict(kernel='relu'), ValueError, 'attn None is unknown'),
+        (dict(kernel='relu'), ValueError, "attn of a stage must be a name or a dict with a type; got {'kernel'"),
         (dict(type='linear', kernels='relu'), TypeError, "'linear' has no option 'kernels'; its options are kernel"),
         (dict(type='linear', kernel='gelu'), ValueError, "kernel 'gelu' is unknown; choose one of elu, relu, exp"),
         (dict(type='performer', num_features=0), ValueError, 'num_features must be an integer of at least 1; got 0'),
@@ -388,6 +393,10 @@ def test_layers_name_what_does_not_fit():
             lambda: SOFT('tiny', attn='nystromformer', landmark_sampling='first'),
             "landmark_sampling='first' would have no effect, as attn by stage is nystromformer",
         ),
+        (lambda: SOFT('tiny', attn='linear', num_landmarks=9), 'num_landmarks=9 would have no effect.*none has landm'),
+        (lambda: SOFT('tiny', landmark_seed=3), "landmark_seed=3 would have no effect, as no landmarks .* at 'random'"),
+        (lambda: redraw_features(SOFT(MINI, attn='performer'), 'x'), "seed must be an integer of at least 0; got 'x'"),
+        (lambda: SOFT('tiny', with_cp='x'), "with_cp must be True or False; got 'x'"),
         (lambda: SOFT('tiny', landmark_seed='x'), "landmark_seed must be an integer of at least 0; got 'x'"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -121,7 +121,7 @@ def test_checkpointing_changes_nothing_but_memory(case):
     x = torch.randn(2, 3, 96, 64)
     depths = (2, 2, 3, 2)[: len(case.arch['depths'])] if len(case.arch['depths']) > 1 else (6,)
     arch = {key: value for key, value in case.arch.items() if key != 'inline'} | dict(depths=depths)
-    options = dict(landmark_sampling='random') if case.family == 'SOFT' else {}
+    options = dict(landmark_sampling='random') if case.has_landmarks else {}
     results = []
     for with_cp in (False, True):
         torch.manual_seed(3)
@@ -254,7 +254,7 @@ def test_exported_classifiers_take_any_batch(name):
 @every
 def test_forward_does_not_wait_for_the_device(case):
     """On the meta device nothing has a value: reading one (a host synchronisation) would raise."""
-    soft = (dict(landmark_sampling='random'), dict(num_landmarks=None)) if case.family == 'SOFT' else ()
+    soft = (dict(landmark_sampling='random'), dict(num_landmarks=None)) if case.has_landmarks else ()
     for options in ({}, *soft):
         with torch.device('meta'):
             model = case.build(**options)
@@ -336,8 +336,7 @@ def test_options_that_are_listed_exist(case):
             accepted |= inspect.signature(parent.__init__).parameters
         assert heads | COMMON <= listed
         assert listed <= set(accepted) | heads
-        flags = {name for name, parameter in accepted.items() if isinstance(parameter.default, bool)}
-        for option in listed - flags - {'arch', 'init_cfg', 'landmark_seed'}:
+        for option in listed - {'arch', 'init_cfg'}:
             with pytest.raises((ValueError, TypeError), match=option.rstrip('s')):  # what is listed is looked at
                 model(case.arch, **{option: 'nonsense'})
 
@@ -364,6 +363,17 @@ def test_bad_options_are_named(case, options, message):
     with pytest.raises((ValueError, TypeError)) as error:
         case.backbone(**options)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize('case', ['inline_swin', 'inline_cswin'])
+def test_a_wrong_mixture_of_layers_is_named(case):
+    arch = CASES[case].arch
+    for wrong, message in (
+        (dict(inlin=(1, 1, 1, 0)), 'got dims, heads, depths, inlin; it may have a fourth, inline: how many layers'),
+        (dict(inline=(9, 1, 1, 0)), 'arch inline counts layers of depths'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CASES[case].backbone({key: arch[key] for key in ('dims', 'heads', 'depths')} | wrong)
 
 
 @every

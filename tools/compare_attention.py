@@ -14,7 +14,7 @@ from mmsoft.engine.cli import run_tool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--attentions', nargs='+', default=list(TITLES), metavar='NAME', help=', '.join(TITLES))
     parser.add_argument('--seeds', type=int, default=3, help='trainings an attention and task')
     parser.add_argument('--rounds', type=int, default=5, help='of timing')

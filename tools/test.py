@@ -11,6 +11,7 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
+from mmsoft.engine.demo import check_options
 from mmsoft.engine.launch import LAUNCHERS, part_processes
 from mmsoft.engine.training import evaluate
 
@@ -40,6 +41,8 @@ def main() -> None:
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
     )
     args = parser.parse_args()
+    if args.demo:
+        check_options(args.cfg_options or {})
     cfg = load_config(args.config, args.cfg_options)
     evaluate(
         cfg,

@@ -11,6 +11,7 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
+from mmsoft.engine.demo import check_options
 from mmsoft.engine.launch import LAUNCHERS, part_processes
 from mmsoft.engine.training import demo_report, train
 
@@ -47,6 +48,8 @@ def main() -> None:
         '--trust-checkpoint', action='store_true', help='resume from a pickle that may run code of whoever wrote it'
     )
     args = parser.parse_args()
+    if args.demo:
+        check_options(args.cfg_options or {})
     cfg = load_config(args.config, args.cfg_options)
     kind = '_demo' * args.demo + ('_fine_tune' if args.fine_tune else '_linear_probe' if args.linear_probe else '')
     runner = train(

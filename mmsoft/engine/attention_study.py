@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
@@ -72,7 +73,7 @@ def study(
     os.environ.setdefault('MMSOFT_DEMO_DATA', str(work_dir / 'data'))
     for task in TASKS:
         demo.overlay(config_of(names[0], task))  # draws the world before several ask for it
-    with multiprocessing.get_context('spawn').Pool(jobs, torch.set_num_threads, (1,), maxtasksperchild=1) as pool:
+    with multiprocessing.get_context('spawn').Pool(jobs, _start, maxtasksperchild=1) as pool:
         for (name, task, seed, _), (score, claims) in zip(runs, pool.imap(_run, runs, chunksize=1), strict=True):
             say(f'{TITLES[name]}, {task}, seed {seed}: {score:.1f}')
             scores[name][task].append(score)
@@ -80,6 +81,17 @@ def study(
                 found[name] = claims
     costs = _costs(work_dir, names, options, say)
     return dict(seeds=list(seeds), arch=ARCH, epochs=EPOCHS, scores=scores, costs=costs, claims=found)
+
+
+def _start() -> None:
+    """One thread a training, and none that goes on when the command has been killed."""
+    torch.set_num_threads(1)
+
+    def end_with_parent() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _run(run: tuple[str, str, int, str]) -> tuple[float, Result | None]:

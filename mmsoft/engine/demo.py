@@ -2,7 +2,9 @@
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.dist import get_dist_info
@@ -25,6 +27,22 @@ IMAGES, VAL_IMAGES = 240, 60
 BATCH = dict(boxes=4, masks=4, labels=4, classes=32)  # of all processes together
 EPOCHS = dict(boxes=5, masks=3, labels=3, classes=8)
 LR = 4e-4
+# What the demo sets itself, so that options for it would have no effect.
+SETS = (
+    *(f'{name}.{part}' for name in LOADERS for part in ('batch_size', 'num_workers', 'persistent_workers', 'dataset')),
+    *('data_root', 'train_cfg', 'param_scheduler', 'optim_wrapper.optimizer.lr', 'optim_wrapper.clip_grad'),
+    *('auto_scale_lr.enable', 'default_hooks.logger.interval', 'default_hooks.checkpoint.interval'),
+    *('default_hooks.checkpoint.max_keep_ckpts', 'model.backbone.drop_path_rate', 'model.mixup'),
+)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise a ValueError if ``options`` of a config hold what the demo sets."""
+    for key in options:
+        if any(f'{key}.'.startswith(f'{own}.') or own.startswith(f'{key}.') for own in SETS):
+            raise ValueError(
+                f'--demo sets {key} itself, as it does data, batches and schedule: leave it out of --cfg-options'
+            )
 
 
 def overlay(cfg: Config, root: str | Path | None = None) -> None:
@@ -134,7 +152,7 @@ def _shorten(cfg: Config) -> None:
     cfg.optim_wrapper.optimizer.lr = LR
     cfg.optim_wrapper.clip_grad = dict(max_norm=5.0)
     cfg.default_hooks.logger.interval = 10
-    cfg.default_hooks.checkpoint.update(interval=epochs if by_epoch else steps, max_keep_ckpts=1)
+    cfg.default_hooks.checkpoint.update(interval=cfg.train_cfg.val_interval, max_keep_ckpts=1)
 
 
 def _task(cfg: Config) -> str:

@@ -45,6 +45,7 @@ class PerformerAttention(MultiHead):
 
 def redraw_features(model: nn.Module, seed: int) -> int:
     """Draw the directions of every Performer attention of a model anew, each from a seed of its own; their number."""
+    whole('seed', seed, 0)
     layers = [module for module in model.modules() if isinstance(module, PerformerAttention)]
     for index, layer in enumerate(layers):
         layer.redraw(seed + index)

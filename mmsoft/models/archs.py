@@ -29,8 +29,11 @@ ARCHS = {
 }
 
 
-def resolve_arch(arch: 'str | Mapping | Arch', archs: Mapping[str, tuple] = ARCHS) -> tuple:
-    """A name of ``archs``, or ``dict(dims=..., heads=..., depths=...)`` of an integer a stage."""
+def resolve_arch(arch: 'str | Mapping | Arch', archs: Mapping[str, tuple] = ARCHS, more: str = '') -> tuple:
+    """A name of ``archs``, or ``dict(dims=..., heads=..., depths=...)`` of an integer a stage.
+
+    ``more`` says in the message of an error which further keys the caller takes.
+    """
     if isinstance(arch, str):
         if arch not in archs:
             raise ValueError(
@@ -42,7 +45,7 @@ def resolve_arch(arch: 'str | Mapping | Arch', archs: Mapping[str, tuple] = ARCH
         arch = arch._asdict()
     if not isinstance(arch, Mapping) or set(arch) != set(Arch._fields):
         found = ', '.join(map(str, arch)) if isinstance(arch, Mapping) else repr(arch)
-        raise ValueError(f'a custom arch is a dict with exactly the keys dims, heads and depths; got {found}')
+        raise ValueError(f'a custom arch is a dict with exactly the keys dims, heads and depths; got {found}{more}')
     stages = len(next(iter(archs.values())).dims)
     for name, values in arch.items():
         check_stages(f'arch {name}', values, stages)

@@ -49,6 +49,8 @@ def _plain_soft(place: Place, *, symmetric: bool = True) -> SoftAttention:
 
 
 def _softmax(place: Place, *, reduction: bool = False, symmetric: bool = False) -> SoftmaxAttention:
+    if reduction and place.ratio == 1:
+        raise ValueError("attn 'softmax': reduction=True would have no effect in stage 4, whose window is one token")
     ratio = place.ratio if reduction else 1
     return SoftmaxAttention(place.dim, place.heads, place.max_keys, ratio, symmetric)
 
@@ -97,7 +99,8 @@ def one_a_stage(attn: Spec | Sequence[Spec], last: str | None) -> list[dict[str,
     elif isinstance(attn, Sequence) and len(attn) == 4:
         specs = list(attn)
     else:
-        raise ValueError(f'attn must be a name, a dict with a type, or a list of four of these; got {attn!r}')
+        count = f', which has {len(attn)}' if isinstance(attn, Sequence) else ''
+        raise ValueError(f'attn must be a name, a dict with a type, or a list of four of these; got {attn!r}{count}')
     return [_checked(spec) for spec in specs]
 
 
@@ -108,10 +111,10 @@ def build_attention(spec: Mapping[str, Any], place: Place) -> nn.Module:
 
 
 def _checked(spec: Spec) -> dict[str, Any]:
-    if not isinstance(spec, (str, Mapping)):
+    if not isinstance(spec, (str, Mapping)) or (isinstance(spec, Mapping) and 'type' not in spec):
         raise ValueError(f'attn of a stage must be a name or a dict with a type; got {spec!r}')
     spec = dict(type=spec) if isinstance(spec, str) else dict(spec)
-    name = choose('attn', spec.get('type'), ATTENTIONS)
+    name = choose('attn', spec['type'], ATTENTIONS)
     _, *known = inspect.signature(ATTENTIONS[name]).parameters.values()
     defaults = {parameter.name: parameter.default for parameter in known}
     for option, value in spec.items():

@@ -55,7 +55,9 @@ def resolve_inline_arch(
     """
     custom = arch._asdict() if isinstance(arch, InLineArch) else dict(arch) if isinstance(arch, Mapping) else arch
     inline = custom.pop('inline', None) if isinstance(custom, dict) else None
-    base = resolve_arch(custom, archs)
+    base = resolve_arch(
+        custom, archs, '; it may have a fourth, inline: how many layers of each stage are InLine' if mixed else ''
+    )
     if isinstance(base, InLineArch):
         return base
     default = tuple(depth if i < stages else 0 for i, depth in enumerate(base.depths))

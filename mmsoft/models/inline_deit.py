@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmsoft.layers import InLineAttention, Mlp, PatchEmbed, PositionTable, PreNormBlock, SimplePyramid, embedded_size
 from mmsoft.layers.inline_attention import KERNELS
 from mmsoft.ops import to_map, to_tokens
-from mmsoft.ops.checks import choose, whole
+from mmsoft.ops.checks import choose, flag, whole
 
 from .archs import STRIDES
 from .backbone import Backbone, drop_path_rates, image_sides, init_linear
@@ -57,6 +57,7 @@ class InLineDeiT(Backbone):
         **unknown: Any,
     ) -> None:
         reject_unknown(type(self), unknown)
+        flag('with_cp', with_cp)
         if img_size is None:
             img_size = DEIT_SIZES.get(arch, 224) if isinstance(arch, str) else 224
         arch = resolve_inline_arch(arch, DEIT_ARCHS, stages=1, mixed=False)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmsoft.layers.inline_attention import KERNELS
-from mmsoft.ops.checks import choose, whole
+from mmsoft.ops.checks import choose, flag, whole
 
 from .archs import STRIDES
 from .backbone import Backbone, drop_path_rates, image_sides, init_linear
@@ -52,6 +52,7 @@ class InLinePyramid(Backbone):
         **unknown: Any,
     ) -> None:
         reject_unknown(type(self), unknown)
+        flag('with_cp', with_cp)
         arch = resolve_inline_arch(arch, self.archs, self.inline_stages, self.mixed)
         super().__init__(arch.dims, STRIDES, out_indices, frozen_stages, False, init_cfg)
         self.arch, self.kernel = arch, choose('kernel', kernel, KERNELS)

@@ -83,7 +83,8 @@ class SOFT(Backbone):
     ) -> None:
         reject_unknown(type(self), unknown)
         whole('in_channels', in_channels)
-        flag('pyramid', pyramid)
+        for name, value in dict(pyramid=pyramid, overlap=overlap, norm_eval=norm_eval, with_cp=with_cp).items():
+            flag(name, value)
         img_size = image_sides(img_size)
         arch = resolve_arch(arch)
         dims, heads, ratios, kernels, strides = arch.dims, arch.heads, RATIOS, LOCAL_KERNELS, STRIDES
@@ -139,9 +140,17 @@ def _check_options(specs: Sequence[Mapping[str, Any]], landmarks: Mapping[str, A
     whole('newton_iters', newton['newton_iters'])
     choose('newton_backward', newton['newton_backward'], BACKWARDS)
     names = [spec['type'] for spec in specs]
-    if not {*names} & {*GAUSSIAN}:
+    stages = f'attn by stage is {", ".join(names)}'
+    samplings = [spec.get('sampling', 'avg_pool') for spec in specs if spec['type'] == 'nystromformer']
+    if {*names} & {*GAUSSIAN}:
+        samplings.append(landmarks['sampling'])
+    else:
         idle = dict(newton, landmark_sampling=landmarks['sampling'])
-        reject_idle(SOFT, idle, f'attn by stage is {", ".join(names)}: only {" and ".join(GAUSSIAN)} have it')
+        reject_idle(SOFT, idle, f'{stages}: only {" and ".join(GAUSSIAN)} have it')
+    if not samplings and landmarks['num_landmarks'] is not None:  # None is for the keys of stage 4 as well
+        reject_idle(SOFT, dict(num_landmarks=landmarks['num_landmarks']), f'{stages}: none has landmarks')
+    if 'random' not in samplings:
+        reject_idle(SOFT, dict(landmark_seed=landmarks['seed']), "no landmarks are sampled at 'random'")
 
 
 def _blocks(place: Place, spec: Mapping[str, Any], last: bool, drop_paths: Sequence[float]) -> list[PostNormBlock]:

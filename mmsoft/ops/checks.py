@@ -39,7 +39,9 @@ def choose(option: str, value: Any, choices: Iterable[Any]) -> Any:
     """``value`` if it is among ``choices``; otherwise a ValueError that lists them."""
     choices = tuple(choices)
     if value not in choices:
-        raise ValueError(f'{option} {value!r} is unknown; choose one of {", ".join(map(str, choices))}')
+        raise ValueError(
+            f'{option} {value!r} is unknown; choose one of {", ".join(str(c) or repr(c) for c in choices)}'
+        )
     return value
 
 

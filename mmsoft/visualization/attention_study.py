@@ -38,6 +38,8 @@ def _scores(figure: Any, scores: Mapping[str, Any], costs: Mapping[Any, Any], ti
         ('classification', 'forward', 'images a second, inference at 224²', 'top-1, %'),
         ('detection', 'dense', 'seconds a forward pass at 800 x 1344', 'box AP'),
     )
+    from matplotlib.ticker import LogLocator
+
     for axes, (task, what, x_label, y_label) in zip(figure.subplots(1, 2), panels, strict=True):
         for number, (name, found) in enumerate(scores.items()):
             cost, values = costs[name, what], found[task]
@@ -50,6 +52,9 @@ def _scores(figure: Any, scores: Mapping[str, Any], costs: Mapping[Any, Any], ti
                 x, statistics.mean(values), deviation, marker='osD^vP*Xh'[number % 9], capsize=3, label=titles[name]
             )
         axes.set(xlabel=x_label, ylabel=y_label, xscale='log')
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter('{x:g}')
+        axes.xaxis.set_minor_formatter('')
         axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc='outside lower center', ncols=5)
 
@@ -67,7 +72,7 @@ def _claims(figure: Any, claims: Mapping[str, Any], factors: Sequence[float]) ->
         right.plot(layers, [100 * share for share in found['near']], **style)
         if found['near_alone'] != found['near']:
             alone = [100 * share for share in found['near_alone']]
-            right.plot(layers, alone, linestyle='--', label=f'{label}, no local term', **style)
+            right.plot(layers, alone, '--', color=f'C{number}', linewidth=1, label=f'{label}, no local term')
     left.set(xlabel='query times', ylabel='weights move by, % of their deviation', xscale='log', xticks=list(factors))
     left.set_xticklabels([f'{factor:g}' for factor in factors])
     left.minorticks_off()
