@@ -200,6 +200,9 @@ def test_gradients_of_attention(normalize):
     assert torch.autograd.gradcheck(run('closed', 40), well)
     close = [x.double().requires_grad_() for x in tensors((2, 2, 6, 4, 3), scale=0.1)]  # near-singular A
     assert torch.autograd.gradcheck(run('unrolled', 20), close)
+    keys = torch.randn_like(well[0], requires_grad=True)  # Q and K apart
+    apart = lambda q, lm, v, k: softmax_free_attention(q, lm, v, normalize=normalize, iterations=3, k=k)  # noqa: E731
+    assert torch.autograd.gradcheck(apart, (*well, keys))
 
 
 def test_nothing_becomes_denormal():

@@ -34,9 +34,9 @@ class Architecture(NamedTuple):
     def rows(self) -> list[tuple[str, str]]:
         """Labels and values, for a table."""
         kind = 'a backbone' if self.num_classes is None else 'a classifier'
-        option, default = self.family.unseen
+        unseen = ' and '.join(f'{option} ({default!r} unless given)' for option, default in self.family.unseen.items())
         rows = [
-            ('model', f'{kind}, {self.family.title}; its option {option} ({default!r} unless given) leaves no trace'),
+            ('model', f'{kind}, {self.family.title}; of its options {unseen} leave no trace'),
             ('arch', self.name or 'of its own'),
         ]
         for name, value in {**self.arch._asdict(), **self.options}.items():

@@ -18,7 +18,7 @@ class Family(NamedTuple):
     """One family; functions take the weights of a whole backbone or classifier.
 
     ``example``: names that tell it, the authors' and ours; ``options``: what shapes show of the constructor's options;
-    ``unseen``: the option that they do not show, and its default; ``head``: parts that only a classifier has.
+    ``unseen``: options that they do not show, and the defaults; ``head``: parts that only a classifier has.
     """
 
     title: str
@@ -31,11 +31,13 @@ class Family(NamedTuple):
     to_ours: Translation
     to_published: Translation
     options: Callable[[Weights], dict[str, Any]]
-    unseen: tuple[str, str] = ('kernel', 'identity')
+    unseen: Mapping[str, Any]
     head: tuple[str, ...] = ('head',)
 
 
-def _inline(title: str, archs: Mapping[str, tuple], names: inline_names.InLineNames, options: Callable) -> Family:
+def _inline(
+    title: str, archs: Mapping[str, tuple], names: inline_names.InLineNames, options: Callable, **unseen: Any
+) -> Family:
     kind = title.replace('-', '')
     return Family(
         title,
@@ -48,6 +50,7 @@ def _inline(title: str, archs: Mapping[str, tuple], names: inline_names.InLineNa
         names.to_ours,
         names.to_published,
         options,
+        unseen=dict(kernel='identity', **unseen),
     )
 
 
@@ -63,13 +66,15 @@ FAMILIES = (
         soft_names.convert_published_soft,
         soft_names.convert_to_published_soft,
         shapes.soft_options,
-        unseen=('attn', 'soft_pp'),
+        unseen=dict(attn='soft_pp'),
         head=('cls_token', 'cls_position', 'head'),
     ),
     _inline('InLine-PVT', inline_archs.PVT_ARCHS, inline_names.INLINE_PVT, shapes.inline_pvt_options),
     _inline('InLine-Swin', inline_archs.SWIN_ARCHS, inline_names.INLINE_SWIN, shapes.inline_swin_options),
     _inline('InLine-DeiT', inline_archs.DEIT_ARCHS, inline_names.INLINE_DEIT, shapes.inline_deit_options),
-    _inline('InLine-CSwin', inline_archs.CSWIN_ARCHS, inline_names.INLINE_CSWIN, shapes.inline_cswin_options),
+    _inline(
+        'InLine-CSwin', inline_archs.CSWIN_ARCHS, inline_names.INLINE_CSWIN, shapes.inline_cswin_options, window_size=7
+    ),
 )
 
 

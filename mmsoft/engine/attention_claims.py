@@ -4,6 +4,7 @@ Linear attention gives the same weights to different queries, as to all multiple
 And softmax attention has much of its weight near the query, which InLine's local term restores.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,38 +28,58 @@ ALIKE, APART = 0.01, 0.1
 
 
 @torch.no_grad()
-def measure_claims(model: nn.Module, cfg: Config) -> dict[str, dict[str, Any]]:
+def measure_claims(model: nn.Module, start: nn.Module, cfg: Config) -> dict[str, dict[str, Any]]:
     """Of a classifier's attention layers before stage 4, over validation pictures of the demo.
 
     ``own`` is what the layers do; of linear attention ``inline`` is what InLine's formula would make of the same
     queries and keys. Of each, ``doubled``: the share of queries that are confused with their own double; ``scaled``:
     how far weights move, of what sets them apart from uniform ones, when queries are multiplied by FACTORS;
     ``confusions``: by picture, the pairs of a head's queries whose weights are alike though they are not, of ``pairs``
-    in all; ``near``: by layer, the share of absolute weight in the 3 x 3 neighbourhood, and ``near_alone`` that
-    without a predicted local term.
+    in all; ``near``: by layer, the share of absolute weight in the 3 x 3 neighbourhood, ``near_alone`` that without a
+    predicted local term, and ``near_start`` that before training, in the model ``start``.
     """
     pictures = _pictures(cfg)
-    layers = [block.attn for stage in model.backbone.stages[:3] for block in stage.blocks]
-    linear = isinstance(layers[0], LinearAttention)
+    linear = isinstance(_layers(model)[0], LinearAttention)
     found = {}
     for kind in ('own', 'inline') if linear else ('own',):
-        seen = [_looked_at(layers, model, picture[None], kind) for picture in pictures]  # pictures x layers
+        seen = [_looked_at(model, picture[None], kind) for picture in pictures]  # pictures x layers
+        before = [_near_by_layer(start, picture[None], kind) for picture in pictures]
         found[kind] = dict(
             scaled=np.mean([[look['scaled'] for look in looks] for looks in seen], (0, 1)).tolist(),
             doubled=float(np.mean([[look['doubled'] for look in looks] for looks in seen])),
             confusions=[sum(look['confusions'] for look in looks) for looks in seen],
             pairs=sum(look['pairs'] for look in seen[0]),
             **{key: np.mean([[look[key] for look in looks] for looks in seen], 0).tolist() for key in NEAR},
+            near_start=np.mean(before, 0).tolist(),
         )
     return found
 
 
-def _looked_at(layers: list[nn.Module], model: nn.Module, image: Tensor, kind: str) -> list[dict[str, float]]:
+def merge_claims(found: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """What measure_claims gave for several trainings of one attention: confusions of all, means of the rest."""
+    merged = {}
+    for kind in found[0]:
+        parts = [claims[kind] for claims in found]
+        merged[kind] = {key: np.mean([part[key] for part in parts], 0).tolist() for key in parts[0]}
+        confusions = [count for part in parts for count in part['confusions']]
+        merged[kind].update(confusions=confusions, pairs=parts[0]['pairs'])
+    return merged
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    return [block.attn for stage in model.backbone.stages[:3] for block in stage.blocks]
+
+
+def _weigher(layer: nn.Module, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return inline_weights if kind == 'inline' else partial(attention_weights, layer)
+
+
+def _looked_at(model: nn.Module, image: Tensor, kind: str) -> list[dict[str, float]]:
     """What is to be known of each layer for one image."""
     looks = []
-    for layer, (x, grid) in zip(layers, _inputs_of(layers, model, image), strict=True):
+    for layer, x, grid in _inputs_of(model, image):
         q, k = queries_and_keys(layer, x)
-        weigh = inline_weights if kind == 'inline' else partial(attention_weights, layer)
+        weigh = _weigher(layer, kind)
         weights, doubled = weigh(q, k), weigh(2 * q, k)  # (1, h, N, N)
         scaled = [difference(weights, weigh(factor * q, k)).mean().item() for factor in FACTORS]
         count = q.shape[2]
@@ -75,11 +96,18 @@ def _looked_at(layers: list[nn.Module], model: nn.Module, image: Tensor, kind: s
     return looks
 
 
+def _near_by_layer(model: nn.Module, image: Tensor, kind: str) -> list[float]:
+    return [
+        near_share(_weigher(layer, kind)(*queries_and_keys(layer, x)), local_kernels(layer, x), grid)
+        for layer, x, grid in _inputs_of(model, image)
+    ]
+
+
 def queries_and_keys(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """(B, h, N, d) each, after the features or the kernel function of a layer that has one."""
     q, k, _ = layer._project(x)
     if isinstance(layer, LinearAttention):
-        return layer.features(q, False), layer.features(k, True)
+        return layer.features(q, k)
     if isinstance(layer, InLineAttention):
         return feature_map(q, layer.kernel), feature_map(k, layer.kernel)
     return q, k
@@ -158,13 +186,14 @@ def near_share(weights: Tensor, kernels: Tensor | None, grid: tuple[int, int]) -
     return (total / (total + far.unsqueeze(1))).mean().item()
 
 
-def _inputs_of(layers: list[nn.Module], model: nn.Module, images: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
-    seen = {}
+def _inputs_of(model: nn.Module, images: Tensor) -> list[tuple[nn.Module, Tensor, tuple[int, int]]]:
+    """Attention layers before stage 4, and what they are called with."""
+    layers, seen = _layers(model), {}
     hooks = [layer.register_forward_pre_hook(lambda layer, inputs: seen.update({layer: inputs})) for layer in layers]
     model(images)
     for hook in hooks:
         hook.remove()
-    return [seen[layer] for layer in layers]
+    return [(layer, *seen[layer]) for layer in layers]
 
 
 def _pictures(cfg: Config) -> Tensor:

@@ -7,9 +7,10 @@ a RetinaNet; only ``attn`` differs.
 import json
 import multiprocessing
 import os
-import statistics
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,12 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS
 
 import mmsoft
 
 from . import demo
-from .attention_claims import FACTORS, measure_claims
+from .attention_claims import FACTORS, measure_claims, merge_claims
 from .benchmark.cases import Case
 from .benchmark.measure import Group, Options, Record, measure_group
 from .benchmark.pyramid import ARCH, attention_at
@@ -69,18 +71,35 @@ def study(
     work_dir = Path(work_dir)
     runs = [(name, task, seed, str(work_dir)) for seed in seeds for task in TASKS for name in names]
     scores = {name: {task: [] for task in TASKS} for name in names}
-    found = {}
+    claimed: dict[str, list[Result]] = {}
     os.environ.setdefault('MMSOFT_DEMO_DATA', str(work_dir / 'data'))
     for task in TASKS:
         demo.overlay(config_of(names[0], task))  # draws the world before several ask for it
-    with multiprocessing.get_context('spawn').Pool(jobs, _start, maxtasksperchild=1) as pool:
-        for (name, task, seed, _), (score, claims) in zip(runs, pool.imap(_run, runs, chunksize=1), strict=True):
+    threads = ThreadPoolExecutor(jobs)
+    try:
+        for (name, task, seed, _), (score, claims) in zip(runs, threads.map(_run_apart, runs), strict=True):
             say(f'{TITLES[name]}, {task}, seed {seed}: {score:.1f}')
             scores[name][task].append(score)
-            if claims and seed == seeds[0]:
-                found[name] = claims
+            if claims:
+                claimed.setdefault(name, []).append(claims)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+    found = {name: merge_claims(claims) for name, claims in claimed.items()}
     costs = _costs(work_dir, names, options, say)
     return dict(seeds=list(seeds), arch=ARCH, epochs=EPOCHS, scores=scores, costs=costs, claims=found)
+
+
+def _run_apart(run: tuple[str, str, int, str]) -> tuple[float, Result | None]:
+    """:func:`_run` in a process of its own, whose end, whatever the cause, is noticed."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context('spawn'), _start) as pool:
+        try:
+            return pool.submit(_run, run).result()
+        except BrokenProcessPool as error:
+            name, task, seed, work_dir = run
+            raise RuntimeError(
+                f'the process that trained {name} ({task}, seed {seed}) was killed (out of memory? --jobs 1 needs half '
+                f'as much): the same command goes on from what is done in {work_dir!r}'
+            ) from error
 
 
 def _start() -> None:
@@ -108,7 +127,10 @@ def _run(run: tuple[str, str, int, str]) -> tuple[float, Result | None]:
     def claims() -> Result:
         cfg = config_of(name, task)
         demo.overlay(cfg)
-        return measure_claims(load_model(cfg, checkpoint, 'cpu')[0], cfg)
+        trained, _ = load_model(cfg, checkpoint, 'cpu')
+        torch.manual_seed(seed)
+        start = MODELS.build(cfg.model).eval()
+        return measure_claims(trained, start, cfg)
 
     claimed = task == 'classification' and name in CLAIMS_OF
     folder.mkdir(parents=True, exist_ok=True)
@@ -194,16 +216,16 @@ def claims_table(result: Result) -> str:
     """Markdown of InLine's two claims."""
     heads = ['attention', 'queries confused with their double', 'pairs of queries confused']
     heads += ['pictures with such a pair', 'weight in the 3 x 3 neighbourhood, by layer']
-    heads.append('without the local term')
+    heads += ['without the local term', 'before training']
     lines = [f'| {" | ".join(heads)} |', '|---' * len(heads) + '|']
     for label, found in claims_by_label(result).items():
-        local = [', '.join(f'{100 * share:.0f} %' for share in found[key]) for key in ('near', 'near_alone')]
-        confused = 100 * statistics.mean(found['confusions']) / found['pairs']
-        pictures = 100 * statistics.mean(map(bool, found['confusions']))
-        lines.append(
-            f'| {label} | {100 * found["doubled"]:.0f} % | {confused:.4f} % | {pictures:.0f} % '
-            f'| {local[0]} | {local[1] if local[1] != local[0] else ""} |'
+        near, alone, start = (
+            ', '.join(f'{100 * share:.0f} %' for share in found[key]) for key in ('near', 'near_alone', 'near_start')
         )
+        counts = found['confusions']
+        cells = [label, f'{100 * found["doubled"]:.0f} %', f'{sum(counts):,} of {len(counts) * found["pairs"]:,}']
+        cells += [f'{sum(map(bool, counts))} of {len(counts)}', near, alone if alone != near else '', start]
+        lines.append(f'| {" | ".join(cells)} |')
     return '\n'.join(lines)
 
 

@@ -200,13 +200,12 @@ def _architecture(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]
         return None
     types = {f'mmsoft.{kind.__name__}' for kind in (read.family.backbone, read.family.classifier)}
     part = next((part for part in walk_dicts(config.get('model')) if part.get('type') in types), None)
-    option, default = read.family.unseen
     shown = read.arch._asdict() | {key: value for key, value in read.options.items() if key != 'arch'}
     return {
         'model': config.get('model', {}).get('type'),
         'family': read.family.title,
         'arch': read.name,
-        option: part.get(option, default) if part else None,
+        **{option: part.get(option, default) if part else None for option, default in read.family.unseen.items()},
         **shown,
         'num_classes': read.num_classes,
     }

@@ -7,6 +7,8 @@ from typing import Any
 
 from mmengine.config import Config
 
+from mmsoft.checkpoints.writing import whole_file
+
 from .runner import latest_checkpoint
 from .training import train
 
@@ -33,5 +35,6 @@ def once(path: Path, of: str, compute: Callable[[], Any], anew: bool = False) ->
             raise ValueError(f'{held!r} holds a run of another config: remove it or name another --work-dir')
     value = compute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(of=of, value=value), indent=1, default=float))
+    with whole_file(path) as partial:
+        partial.write_text(json.dumps(dict(of=of, value=value), indent=1, default=float))
     return value

@@ -29,18 +29,22 @@ class LinearAttention(MultiHead):
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid_of(x, grid)
         q, k, v = self._project(x)
-        return self._join(linear_attention(self.features(q, False), self.features(k, True), v))
+        q, k = self.features(q, k)
+        return self._join(linear_attention(q, k, v))
 
-    def features(self, x: Tensor, keys: bool) -> Tensor:
-        """phi of x (B, h, N, d), at least 0."""
-        x = x.to(compute_dtype([x])) * x.shape[-1] ** -0.25
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """phi of queries and keys (B, h, N, d), at least 0 and up to a factor of each query, which cancels."""
+        scale = q.shape[-1] ** -0.25
+        q, k = q.to(compute_dtype([q])) * scale, k.to(compute_dtype([k])) * scale
         if self.kernel == 'elu':
-            return F.elu(x) + 1
+            return F.elu(q) + 1, F.elu(k) + 1
         if self.kernel == 'relu':
-            return F.relu(x)
-        # the largest becomes 1, of each query or of all keys of a head: a factor that cancels, without overflow
-        largest = x.detach().amax((2, 3), keepdim=True) if keys else x.detach().amax(-1, keepdim=True)
-        return torch.exp(x - largest)
+            return F.relu(q), F.relu(k)
+        # exp(q_f) exp(k_f) = exp(q_f + c_f) exp(k_f - c_f), c_f the largest of a channel's keys: nothing overflows, and
+        # a query's largest feature meets a key of 1
+        largest = k.detach().amax(2, keepdim=True)
+        q = q + largest
+        return torch.exp(q - q.detach().amax(-1, keepdim=True)), torch.exp(k - largest)
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, kernel={self.kernel}'

@@ -33,11 +33,10 @@ class PerformerAttention(MultiHead):
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid_of(x, grid)
         q, k, v = self._project(x)
-        return self._join(linear_attention(self.features(q, False), self.features(k, True), v))
-
-    def features(self, x: Tensor, keys: bool) -> Tensor:
-        """Those of x (B, h, N, d) times d^(-1/4), queries or keys."""
-        return positive_features(x * x.shape[-1] ** -0.25, self.directions, keys)
+        scale = q.shape[-1] ** -0.25
+        q = positive_features(q * scale, self.directions, False)
+        k = positive_features(k * scale, self.directions, True)
+        return self._join(linear_attention(q, k, v))
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, num_features={self.directions.shape[0]}'

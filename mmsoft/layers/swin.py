@@ -1,4 +1,8 @@
-"""Torchvision's parts of Swin, called as this package's layers are."""
+"""Torchvision's parts of Swin, called as this package's layers are.
+
+Torchvision is there wherever torch is used for images; mmdet's windows shift on maps that are one window, and timm's
+are cut for one image size.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,7 +34,7 @@ class WindowAttention(swin.ShiftedWindowAttention):
     def __init__(self, dim: int, num_heads: int, window_size: int, shifted: bool) -> None:
         shift = window_size // 2 if shifted else 0
         super().__init__(dim, [window_size] * 2, [shift] * 2, num_heads)
-        # published files have this constant as well, but nothing is gained by storing it
+        # published files have this constant as well, but, as in timm, nothing is gained by storing it
         self.register_buffer('relative_position_index', self.relative_position_index, persistent=False)
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:

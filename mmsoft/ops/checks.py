@@ -58,10 +58,10 @@ def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
 
 
 def is_compiling() -> bool:
-    """Whether torch.compile or torch.export is tracing."""
+    """Whether a graph is being made, by torch.compile, torch.export or torch.jit.trace."""
     if hasattr(torch.compiler, 'is_compiling'):
-        return torch.compiler.is_compiling()
-    return torch._dynamo.is_compiling()  # torch 2.1
+        return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch._dynamo.is_compiling() or torch.jit.is_tracing()  # torch 2.1
 
 
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:

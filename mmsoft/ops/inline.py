@@ -91,9 +91,10 @@ def dynamic_depthwise(x: Tensor, kernels: Tensor) -> Tensor:
 
 def _shifted_products(x: Tensor, kernels: Tensor) -> Tensor:
     height, width = x.shape[2], x.shape[3]
-    padded = F.pad(x, (1, 1, 1, 1))
-    y = torch.zeros_like(x)
+    dtype = compute_dtype([x, kernels])
+    padded, kernels = F.pad(x.to(dtype), (1, 1, 1, 1)), kernels.to(dtype)
+    y = torch.zeros_like(x, dtype=dtype)
     for i in range(3):
         for j in range(3):
             y = y + padded[:, :, i : i + height, j : j + width] * kernels[:, :, i, j, None, None]
-    return y
+    return saturating_cast(y, x.dtype)

@@ -73,6 +73,8 @@ def _claims(figure: Any, claims: Mapping[str, Any], factors: Sequence[float]) ->
         if found['near_alone'] != found['near']:
             alone = [100 * share for share in found['near_alone']]
             right.plot(layers, alone, '--', color=f'C{number}', linewidth=1, label=f'{label}, no local term')
+            start = [100 * share for share in found['near_start']]
+            right.plot(layers, start, ':', color=f'C{number}', linewidth=1, label=f'{label}, before training')
     left.set(xlabel='query times', ylabel='weights move by, % of their deviation', xscale='log', xticks=list(factors))
     left.set_xticklabels([f'{factor:g}' for factor in factors])
     left.minorticks_off()
