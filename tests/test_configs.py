@@ -317,3 +317,43 @@ def test_the_demo_lies_over_any_config(library, tmp_path, monkeypatch):
     with torch.no_grad():
         (sample,) = model.test_step(next(iter(Runner.build_dataloader(cfg.val_dataloader, seed=0))))
     assert sample.img_shape == demo.SIZE
+
+
+@pytest.mark.parametrize(
+    'path', [p for p in CONFIGS if '_inline_' in f'_{p.stem}' and 'tiny' in p.stem], ids=lambda path: path.stem
+)
+def test_the_demo_trains_every_inline_family(path, tmp_path, monkeypatch):
+    """A step of its own optimiser on its own world, in the narrow model of each method and family."""
+    from mmsoft.engine import demo
+
+    monkeypatch.setattr(demo, 'IMAGES', 4)
+    monkeypatch.setattr(demo, 'VAL_IMAGES', 2)
+    monkeypatch.setattr(demo, 'CLASS_SCENES', (96, 128))
+    monkeypatch.setitem(demo.BATCH, 'classes', 4)
+    cfg = load_config(path)
+    demo.overlay(cfg, tmp_path)
+    init_default_scope(cfg.default_scope)
+    narrow_model(cfg.model)
+    model = revert_sync_batchnorm(MODELS.build(cfg.model))
+    optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
+    batch = next(iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)))
+    losses = [sum(v for k, v in model.train_step(batch, optimizer).items() if k == 'loss').item() for _ in range(2)]
+    assert all(math.isfinite(loss) for loss in losses)
+    with torch.no_grad():
+        samples = model.eval().test_step(next(iter(Runner.build_dataloader(cfg.val_dataloader, seed=0))))
+    assert samples
+
+
+def test_options_that_the_demo_sets_are_refused(tmp_path, monkeypatch):
+    from mmsoft.engine import demo
+
+    monkeypatch.setattr(demo, 'IMAGES', 4)
+    demo.check_options({'model.backbone.kernel': 'relu', 'optim_wrapper.optimizer.weight_decay': 0.1})
+    for key in ('train_cfg.max_epochs', 'train_dataloader.batch_size', 'train_dataloader', 'data_root', 'train_cfg'):
+        with pytest.raises(ValueError, match=f'--demo sets {key} itself, .*: leave it out of --cfg-options'):
+            demo.check_options({key: 1})
+    options = {'train_cfg.max_epochs': 77, 'optim_wrapper.optimizer.lr': 7.0, 'train_dataloader.batch_size': 77}
+    cfg = load_config(CONFIGS[-1].parent / 'retinanet_inline_pvt_tiny_1x_coco.py', options)
+    demo.overlay(cfg, tmp_path)
+    assert (cfg.train_cfg.max_epochs, cfg.train_dataloader.batch_size) == (demo.EPOCHS['boxes'], demo.BATCH['boxes'])
+    assert cfg.optim_wrapper.optimizer.lr == demo.LR

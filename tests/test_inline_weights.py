@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import Golden
+from conftest import Golden, relative_error
 from mmengine.config import Config
 from mmengine.registry import MODELS as REGISTRY
 from small_runs import DOUBLING, PLAIN, dump, narrow_model, small_config
@@ -19,6 +19,7 @@ from mmsoft.engine.training import evaluate
 from mmsoft.models import (
     SOFT,
     InLineCSwin,
+    InLineCSwinClassifier,
     InLineDeiT,
     InLineDeiTClassifier,
     InLineSwin,
@@ -172,7 +173,7 @@ def test_conversion_there_and_back(title, tmp_path):
     said = convert(tmp_path / 'theirs.pth', tmp_path / 'ours.safetensors')
     rows = dict(line.split(maxsplit=1) for line in said.splitlines())
     assert rows['direction'] == "the authors' names -> ours"
-    assert rows['model'].startswith(f'a classifier, {title}; its option kernel')
+    assert rows['model'].startswith(f'a classifier, {title}; of its options kernel ')
     assert rows['classes'] == '10'
     convert(tmp_path / 'ours.safetensors', tmp_path / 'back.pth')
     assert same(torch.load(tmp_path / 'back.pth', weights_only=True), theirs)
@@ -182,6 +183,17 @@ def test_conversion_there_and_back(title, tmp_path):
     assert ('cls_token' in backbone) == (title == 'InLine-DeiT')  # which a plain backbone needs as well
     with pytest.raises(CheckpointError, match='--part classifier: the weights have no head;'):
         convert(tmp_path / 'backbone.pth', tmp_path / 'x.pth', part='classifier')
+
+
+def test_what_weights_do_not_show_is_said(tmp_path):
+    """CSwin's stripes leave no trace: the table says what is taken, and the option takes another width."""
+    model = InLineCSwinClassifier(SMALL['InLine-CSwin'], num_classes=5, window_size=3).eval()
+    torch.save(model.state_dict(), tmp_path / 'ours.pth')
+    told = convert(tmp_path / 'ours.pth', tmp_path / 'theirs.pth')
+    assert "kernel ('identity' unless given) and window_size (7 unless given) leave no trace" in told
+    x = torch.randn(1, 3, 96, 96)
+    assert relative_error(from_published(tmp_path / 'theirs.pth', window_size=3)(x), model(x)) < 1e-6
+    assert relative_error(from_published(tmp_path / 'theirs.pth')(x), model(x)) > 1e-4
 
 
 def test_a_pyramid_has_no_place_in_the_authors_files(tmp_path):

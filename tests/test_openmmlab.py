@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from backbones import CASES
 from conftest import MINI
 from mmdet.registry import MODELS as DETECTORS
 from mmdet.structures import DetDataSample
@@ -31,15 +32,15 @@ def test_builds_in_a_fresh_process_without_custom_imports(library):
     assert '(64, 128, 320, 512) (4, 8, 16, 32)' in run.stdout
 
 
-def retinanet():
+def retinanet(backbone=BACKBONE, widths=MINI['dims']):
     init_default_scope('mmdet')
     return DETECTORS.build(
         ConfigDict(
             type='RetinaNet',
             data_preprocessor=dict(type='DetDataPreprocessor', mean=[0] * 3, std=[1] * 3, pad_size_divisor=32),
-            backbone=dict(BACKBONE, out_indices=(1, 2, 3), frozen_stages=0),
+            backbone=dict(backbone, out_indices=(1, 2, 3), frozen_stages=0),
             neck=dict(
-                type='FPN', in_channels=list(MINI['dims'][1:]), out_channels=32, add_extra_convs='on_input', num_outs=5
+                type='FPN', in_channels=list(widths[1:]), out_channels=32, add_extra_convs='on_input', num_outs=5
             ),
             bbox_head=dict(
                 type='RetinaHead',
@@ -74,8 +75,9 @@ def retinanet():
     )
 
 
-def test_a_detector_learns_and_predicts():
-    model = retinanet()
+@pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
+def test_a_detector_learns_and_predicts(case):
+    model = retinanet(dict(type=f'mmsoft.{case.family}', arch=case.arch, **case.options), case.channels)
     model.init_weights()
     sample = DetDataSample(metainfo=dict(img_shape=(100, 150), ori_shape=(100, 150), scale_factor=(1.0, 1.0)))
     sample.gt_instances = InstanceData(
@@ -86,7 +88,8 @@ def test_a_detector_learns_and_predicts():
     sum(sum(v) if isinstance(v, list) else v for v in losses.values()).backward()
     gradients = {name: p.grad is not None for name, p in model.named_parameters() if p.requires_grad}
     assert all(gradients.values()), [name for name, found in gradients.items() if not found]
-    assert not model.backbone.stages[0].embed[0][0].weight.requires_grad
+    frozen = next(p for name, p in model.backbone.named_parameters() if 'embed' in name)
+    assert not frozen.requires_grad
     model.eval()
     with torch.no_grad():
         boxes = model(**data, mode='predict')[0].pred_instances.bboxes

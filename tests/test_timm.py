@@ -13,6 +13,7 @@ from timm.models import load_checkpoint
 
 import mmsoft.timm
 from mmsoft import models
+from mmsoft.checkpoints import CheckpointError
 from mmsoft.models import ARCHS, SOFTClassifier
 
 NAMES = [
@@ -97,3 +98,13 @@ def test_published_files_load_through_timm(golden, tmp_path):
     assert torch.equal(again(x), own(x))
     with pytest.raises(RuntimeError, match=r'soft_pp_small has no weights that can be fetched by name.*file='):
         timm.create_model('soft_pp_small', pretrained=True)
+
+
+@pytest.mark.parametrize('file', ['inline_pvt_small', 'inline_swin_tiny', 'soft_pp_tiny'])
+def test_weights_of_another_model_are_told_apart(file, tmp_path):
+    torch.save(timm.create_model(file).state_dict(), tmp_path / 'weights.pth')
+    options = dict(pretrained=True, pretrained_cfg_overlay=dict(file=str(tmp_path / 'weights.pth')))
+    with pytest.raises(CheckpointError, match=r'InLinePVTClassifier(.|\n)*missing(.|\n)*unexpected'):
+        timm.create_model('inline_pvt_tiny', **options)
+    model = timm.create_model(file, num_classes=3, in_chans=1, **options)  # timm fits head and first convolution
+    assert model(torch.randn(1, 1, 64, 64)).shape == (1, 3)

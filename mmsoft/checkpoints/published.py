@@ -19,8 +19,9 @@ def from_published(state_dict: str | Path | Mapping, strict: bool = True, **over
     The family (SOFT, or an InLine-PVT, -Swin, -DeiT or -CSwin), widths, heads, depths, classes and, where there are
     position tables, image size are read from the weights. ``overrides`` are options of the classifier, such as
     :class:`mmsoft.models.SOFTClassifier`, whose ``attn='soft'`` or ``'soft_pp'`` (the default) cannot be told from
-    the weights, nor can InLine's ``kernel`` or the ``window_size`` of CSwin. Another ``num_classes``, or weights without a head, leave the head at its random start; another
-    ``img_size`` resizes the position tables. ``strict=False`` permits options with which some weights have no place.
+    the weights, nor can InLine's ``kernel`` or CSwin's ``window_size``. Another ``num_classes``, or weights without a
+    head, leave the head at its random start; another ``img_size`` resizes the position tables. ``strict=False``
+    permits options with which some weights have no place.
     """
     source = str(state_dict) if isinstance(state_dict, (str, Path)) else 'a state dict'
     weights = read_state_dict(state_dict)

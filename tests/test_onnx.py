@@ -1,0 +1,28 @@
+"""Backbones through ONNX: onnxruntime gives what torch does, for any number of images."""
+
+import pytest
+import torch
+from backbones import CASES
+from conftest import relative_error
+
+# torch 2.1's exporter does not know these graphs; its stack comes without onnx
+pytestmark = pytest.mark.skipif(torch.__version__ < '2.6', reason='needs the exporter of torch 2.6')
+
+
+@pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
+@pytest.mark.filterwarnings('ignore')
+def test_onnxruntime_agrees(case, tmp_path):
+    import onnxruntime
+
+    model = case.build().eval()
+    shapes = ({0: torch.export.Dim('batch')},)
+    torch.onnx.export(
+        model, (torch.randn(2, 3, 70, 97),), tmp_path / 'model.onnx', dynamo=True, dynamic_shapes=shapes, verbose=False
+    )
+    session = onnxruntime.InferenceSession(tmp_path / 'model.onnx')
+    for count in (1, 3):
+        x = torch.randn(count, 3, 70, 97)
+        found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        with torch.no_grad():
+            for y, expected in zip(found, model(x), strict=True):
+                assert relative_error(torch.from_numpy(y), expected) < 1e-4
