@@ -20,7 +20,11 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=5, help='of timing')
     parser.add_argument('--threads', type=int, default=2, help='of timing')
     parser.add_argument('--jobs', type=int, default=2, help='trainings at a time, each with one thread')
-    parser.add_argument('--work-dir', default='work_dirs/attentions', help='what is done there is not done again')
+    parser.add_argument(
+        '--work-dir',
+        default='work_dirs/attentions',
+        help='what is done there is not done again: take another one for another version',
+    )
     parser.add_argument('--out', default='work_dirs/attentions/attentions', metavar='NAME', help='of .json, .md, plots')
     args = parser.parse_args()
     for option in ('seeds', 'rounds', 'threads', 'jobs'):

@@ -52,7 +52,7 @@ def _scores(figure: Any, scores: Mapping[str, Any], costs: Mapping[Any, Any], ti
                 x, statistics.mean(values), deviation, marker='osD^vP*Xh'[number % 9], capsize=3, label=titles[name]
             )
         axes.set(xlabel=x_label, ylabel=y_label, xscale='log')
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         axes.xaxis.set_major_formatter('{x:g}')
         axes.xaxis.set_minor_formatter('')
         axes.grid(alpha=0.3)
