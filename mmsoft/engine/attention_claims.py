@@ -80,13 +80,12 @@ def _looked_at(model: nn.Module, image: Tensor, kind: str) -> list[dict[str, flo
     for layer, x, grid in _inputs_of(model, image):
         q, k = queries_and_keys(layer, x)
         weigh = _weigher(layer, kind)
-        weights, doubled = weigh(q, k), weigh(2 * q, k)  # (1, h, N, N)
-        scaled = [difference(weights, weigh(factor * q, k)).mean().item() for factor in FACTORS]
+        weights, others = weigh(q, k), {factor: weigh(factor * q, k) for factor in FACTORS}  # (1, h, N, N) each
         count = q.shape[2]
         looks.append(
             dict(
-                scaled=scaled,
-                doubled=are_alike(weights, doubled).float().mean().item(),
+                scaled=[difference(weights, others[factor]).mean().item() for factor in FACTORS],
+                doubled=are_alike(weights, others[2.0]).float().mean().item(),
                 confusions=count_confusions(weights, q),
                 pairs=q.shape[1] * count * (count - 1) // 2,
                 near=near_share(weights, local_kernels(layer, x), grid),

@@ -29,10 +29,18 @@ EPOCHS = dict(boxes=5, masks=3, labels=3, classes=8)
 LR = 4e-4
 # What the demo sets itself, so that options for it would have no effect.
 SETS = (
+    'auto_scale_lr.enable',
+    'data_root',
+    'default_hooks.checkpoint.interval',
+    'default_hooks.checkpoint.max_keep_ckpts',
+    'default_hooks.logger.interval',
+    'model.backbone.drop_path_rate',
+    'model.mixup',
+    'optim_wrapper.clip_grad',
+    'optim_wrapper.optimizer.lr',
+    'param_scheduler',
+    'train_cfg',
     *(f'{name}.{part}' for name in LOADERS for part in ('batch_size', 'num_workers', 'persistent_workers', 'dataset')),
-    *('data_root', 'train_cfg', 'param_scheduler', 'optim_wrapper.optimizer.lr', 'optim_wrapper.clip_grad'),
-    *('auto_scale_lr.enable', 'default_hooks.logger.interval', 'default_hooks.checkpoint.interval'),
-    *('default_hooks.checkpoint.max_keep_ckpts', 'model.backbone.drop_path_rate', 'model.mixup'),
 )
 
 

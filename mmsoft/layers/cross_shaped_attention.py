@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import bounded_grid, dynamic_depthwise, from_windows, inline_attention, lacking, to_windows
+from mmsoft.ops import bounded_grid, dynamic_depthwise, from_windows, inline_attention, to_multiples, to_windows
 from mmsoft.ops.checks import choose
 
 from .block import PreNormBlock
@@ -120,9 +120,7 @@ class CrossShapedAttention(nn.Module):
         if source is None:
             source = x
         height, width = grid_of(x, grid)
-        margins = (0, 0, 0, lacking(width, self.multiple), 0, lacking(height, self.multiple))
-        padded = F.pad(x.unflatten(1, (height, width)), margins)
-        q, k, v = self.qkv(padded).chunk(3, -1)
+        q, k, v = self.qkv(to_multiples(x.unflatten(1, (height, width)), self.multiple)).chunk(3, -1)
         parts = []
         for index, branch in enumerate(self.branches):
             start, end = index * self.width, (index + 1) * self.width

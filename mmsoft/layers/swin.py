@@ -4,11 +4,10 @@ Torchvision is there wherever torch is used for images; mmdet's windows shift on
 are cut for one image size.
 """
 
-import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models import swin_transformer as swin
 
-from mmsoft.ops import lacking
+from mmsoft.ops import to_multiples
 
 from .heads import grid_of
 
@@ -19,7 +18,7 @@ class PatchMerging(swin.PatchMerging):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, 2 C, H / 2, W / 2), rounded up."""
         # the parent's forward, which TorchScript cannot call, for maps
-        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 0, lacking(x.shape[3], 2), 0, lacking(x.shape[2], 2)))
+        x = to_multiples(x.permute(0, 2, 3, 1), 2)
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # (B, H / 2, 2, W / 2, 2, C)
         x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # (row, column) = (0, 0), (1, 0), (0, 1), (1, 1)
         return self.reduction(self.norm(x)).permute(0, 3, 1, 2)
@@ -40,10 +39,9 @@ class WindowAttention(swin.ShiftedWindowAttention):
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> the same shape."""
         grid, side = grid_of(x, grid), self.window_size[0]
-        # whole windows already: torchvision's own arithmetic takes torch.compile minutes where sizes are symbols
-        margins = (0, 0, 0, lacking(grid[1], side), 0, lacking(grid[0], side))
         y = swin.shifted_window_attention(
-            F.pad(x.unflatten(1, grid), margins),
+            # whole windows already: torchvision's own arithmetic takes torch.compile minutes where sizes are symbols
+            to_multiples(x.unflatten(1, grid), side),
             self.qkv.weight,
             self.proj.weight,
             self.get_relative_position_bias(),

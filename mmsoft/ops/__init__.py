@@ -14,7 +14,7 @@ from .inline import (
     inline_attention_reference,
 )
 from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
-from .layout import from_windows, lacking, to_map, to_tokens, to_windows
+from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
 from .newton import (
@@ -61,6 +61,7 @@ __all__ = [
     'softmax_pinv_reference',
     'to_landmark_windows',
     'to_map',
+    'to_multiples',
     'to_tokens',
     'to_windows',
 ]

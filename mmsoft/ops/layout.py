@@ -1,5 +1,6 @@
 """Tokens and maps: two views of one memory, in which the channels of a token lie together."""
 
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -15,6 +16,11 @@ def to_map(x: Tensor, grid: tuple[int, int]) -> Tensor:
 def lacking(size: int, multiple: int) -> int:
     """What ``size`` lacks to the next multiple, counted as convolutions do: torch.compile simplifies such symbols."""
     return ((size - 1) // multiple + 1) * multiple - size
+
+
+def to_multiples(x: Tensor, multiple: int) -> Tensor:
+    """Map (B, H, W, C), zero-padded at the right and bottom to sides that are multiples."""
+    return F.pad(x, (0, 0, 0, lacking(x.shape[2], multiple), 0, lacking(x.shape[1], multiple)))
 
 
 def to_tokens(x: Tensor) -> Tensor:

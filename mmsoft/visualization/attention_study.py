@@ -34,12 +34,12 @@ def plot_attention_study(
 
 def _scores(figure: Any, scores: Mapping[str, Any], costs: Mapping[Any, Any], titles: Mapping[str, str]) -> None:
     """Top-1 against inference throughput, AP against the time of a large image; bars are deviations over seeds."""
+    from matplotlib.ticker import LogLocator
+
     panels = (
         ('classification', 'forward', 'images a second, inference at 224²', 'top-1, %'),
         ('detection', 'dense', 'seconds a forward pass at 800 x 1344', 'box AP'),
     )
-    from matplotlib.ticker import LogLocator
-
     for axes, (task, what, x_label, y_label) in zip(figure.subplots(1, 2), panels, strict=True):
         for number, (name, found) in enumerate(scores.items()):
             cost, values = costs[name, what], found[task]
