@@ -4,6 +4,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from mmsoft import mmcv_ops
+
 __version__ = '0.1.0'
 
 _BACKBONES = ('SOFT', 'InLinePVT', 'InLineSwin', 'InLineDeiT', 'InLineCSwin')
@@ -13,6 +15,7 @@ _ROOMS = (
     'datasets',
     'engine',
     'layers',
+    'mmcv_ops',
     'models',
     'ops',
     'registry',
@@ -20,6 +23,8 @@ _ROOMS = (
     'versions',
     'visualization',
 )
+
+mmcv_ops.activate()
 
 
 def __getattr__(name: str) -> Any:
