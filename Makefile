@@ -1,24 +1,51 @@
-# Each target sets up what it needs first; a second run reinstalls nothing.
-#   STACK=classic   the original OpenMMLab line instead of the maintained one
-#   VENV=dir        where the virtual environment goes
-#   PYTHON=python   the Python that makes it
+# Each target makes its environment first, with pip alone. A second run starts at once, an interrupted one goes on.
+#   STACK=original  the original OpenMMLab line instead of the maintained one (onedl)
+#   TORCH=2.6.0     another torch than the environment has or requirements.txt pins
+#   VENV=dir        where the environment is; its torch is kept
+#   PYTHON=python   the Python that makes it, 3.10 to 3.13
 #   CONFIG=file     what `make demo` trains
+SHELL := bash
 STACK ?= onedl
-VENV ?= .venv$(if $(filter classic,$(STACK)),-classic)
+ifeq ($(STACK),classic) # its former name
+  override STACK := original
+endif
+PYTHON ?= python3
 CONFIG ?= configs/retinanet_soft_pp_small_1x_coco.py
-export PYTHON
+VENV := $(or $(VENV),.venv$(if $(filter original,$(STACK)),-original)$(if $(TORCH),-torch$(TORCH)))
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.stamp-$(STACK)$(if $(TORCH),-torch$(TORCH))
+EXTRAS := openmmlab$(if $(filter original,$(STACK)),-original),export,dev
+PRESENT = $(shell $(PY) -c "import importlib.metadata as m; print(m.version('torch'))" 2>/dev/null)
+PINNED = $(shell sed -n 's/^torch==//p' requirements.txt)
+CHOSEN = $(or $(TORCH),$(PRESENT),$(PINNED))
+VISION = 0.$(shell expr $(word 2,$(subst ., ,$(CHOSEN))) + 15)
 
-.PHONY: install test demo lint
+.PHONY: install test demo lint dist
+install: $(STAMP)
 
-install:
-	@bash tools/install.sh --venv "$(VENV)" --stack "$(STACK)"
+$(STAMP): pyproject.toml requirements.txt setup.py
+	@case $(STACK) in onedl|original) ;; *) echo 'STACK is onedl or original; got $(STACK)' >&2; exit 1;; esac
+	@old='$(filter-out $(STAMP),$(wildcard $(VENV)/.stamp-*))'; [ -z "$$old" ] || \
+	  { echo "$(VENV) holds another set of libraries ($$old); name another directory with VENV=" >&2; exit 1; }
+	@$(PY) -m pip -V >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	grep -v '^torch' requirements.txt | $(PY) -m pip install -c /dev/stdin \
+	  'torch==$(CHOSEN)' 'torchvision==$(VISION).*' -e '.[$(EXTRAS)]'
+	@# servers lack what OpenCV's windows need
+	$(PY) -c 'import cv2' || $(PY) -m pip install --force-reinstall --no-deps 'opencv-python-headless<4.13'
+	$(PY) -m mmsoft.env
+	@touch $@
 
 test: install
-	"$(VENV)/bin/python" -m pytest
+	$(PY) -m pytest
 
 demo: install
-	"$(VENV)/bin/python" tools/train.py "$(CONFIG)" --demo
+	$(PY) tools/train.py $(CONFIG) --demo
 
 lint: install
-	"$(VENV)/bin/ruff" check .
-	"$(VENV)/bin/ruff" format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+dist: install
+	rm -rf dist build
+	$(PY) -m build --outdir dist
+	$(PY) -m twine check --strict dist/*

@@ -14,6 +14,7 @@ _ROOMS = (
     'checkpoints',
     'datasets',
     'engine',
+    'env',
     'layers',
     'mmcv_ops',
     'models',

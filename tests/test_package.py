@@ -2,17 +2,34 @@
 
 import ast
 import os
+import re
+import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from mmsoft import versions
 
 ROOT = Path(__file__).parent.parent
 # A module imports from its own room and from rooms to the left of it.
-ROOMS = ['versions', 'ops', 'layers', 'models', 'datasets', 'checkpoints', 'timm', 'visualization', 'engine']
+ROOMS = [
+    'mmcv_ops',
+    'versions',
+    'env',
+    'ops',
+    'layers',
+    'models',
+    'datasets',
+    'checkpoints',
+    'timm',
+    'visualization',
+    'engine',
+]
 # These work without OpenMMLab; the others are made for it.
 STANDALONE = ['ops', 'layers', 'models', 'checkpoints']
 # MMEngine's entry stands outside the order.
@@ -64,29 +81,131 @@ def test_importing_is_light():
 
 
 def fake(tmp_path, name, text):
-    (tmp_path / name).mkdir()
+    (tmp_path / name).mkdir(parents=True, exist_ok=True)
     (tmp_path / name / '__init__.py').write_text(text)
 
 
+def fake_distribution(folder, name, version):
+    (folder / f'{name.replace("-", "_")}-{version}.dist-info').mkdir(parents=True)
+    (folder / f'{name.replace("-", "_")}-{version}.dist-info' / 'METADATA').write_text(
+        f'Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n'
+    )
+
+
+# An empty folder counts only where no real package is behind it.
+ALONE = """
+import sys
+from importlib.machinery import PathFinder
+class Alone:
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, [sys.path[1]]) if name == 'mmcv' else None
+sys.meta_path.insert(0, Alone)
+"""
+
+
+def refusal(name, path, before=''):
+    """What the gate says about a library, with ``path`` in front of everything installed."""
+    run = python(f'{before}\nfrom mmsoft.versions import require; require({name!r})', path=path)
+    assert run.returncode == 1
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith('mmsoft.versions.StackError: '), run.stderr
+    return last.removeprefix('mmsoft.versions.StackError: ')
+
+
 def test_the_gate_says_what_is_missing_or_too_old(tmp_path, monkeypatch):
-    versions.require(*versions.REQUIREMENTS)  # the tested stack passes
+    versions.require(*versions.REQUIREMENTS)  # the tested set passes
     fake(tmp_path, 'mmengine', '__version__ = "0.7.4"')
     run = python('import mmsoft.registry', path=tmp_path)
     last = run.stderr.strip().splitlines()[-1]
-    assert 'mmsoft needs mmengine >= 0.10.5, < 1.0, but mmengine 0.7.4 is too old; install it with `pip install' in last
-    fake(tmp_path, 'torch', '__version__ = "1.13.1"')
+    assert 'mmsoft needs mmengine >= 0.10.5, < 1.0, but mmengine 0.7.4 is too old; mend it with `pip install "' in last
+    fake(tmp_path, 'torch', '__version__ = "2.5.1"')
     last = python('import mmsoft.models', path=tmp_path).stderr.strip().splitlines()[-1]
-    assert 'mmsoft needs torch >= 2.1, but torch 1.13.1 is too old; install it with `pip install torch==' in last
+    assert 'needs torch >= 2.6, but torch 2.5.1 is too old; mend it with `pip install "torch>=2.6"`.' in last
     monkeypatch.setitem(versions.REQUIREMENTS, 'no_such_library', versions.Requirement('1.0', '', 'x', 'x'))
-    with pytest.raises(versions.StackError, match='no_such_library is not installed; install it with'):
+    with pytest.raises(versions.StackError, match='no_such_library is not installed; mend it with `pip install "x"`'):
         versions.require('no_such_library')
     monkeypatch.setitem(versions.REQUIREMENTS, 'numpy', versions.Requirement('0.1', '1.0', 'x', 'x'))
     with pytest.raises(versions.StackError, match='is too new'):
         versions.require('numpy')
-    fake(tmp_path, 'mmdet', 'assert False, "MMCV==9 is used but incompatible"')
-    code = 'from mmsoft.versions import require; require("mmdet")'
-    assert 'importing it fails: MMCV==9 is used but incompatible' in python(code, path=tmp_path).stderr
+    fake(tmp_path, 'timm', 'assert False, "not with this torch.\\nmore"')
+    assert 'importing it fails: not with this torch; mend it with `pip install --force-r' in refusal('timm', tmp_path)
+    fake(tmp_path, 'timm', 'import no_such_part')
+    assert "No module named 'no_such_part'; mend it with `pip install" in refusal('timm', tmp_path)
+    fake(tmp_path, 'cv2', 'raise ImportError("libGL.so.1: cannot open shared object file")')
+    assert '-no-deps --no-cache-dir "opencv-python-headless<4.13"`.' in refusal('cv2', tmp_path)
     assert issubclass(versions.StackError, ImportError)
+
+
+def test_a_torchvision_for_another_torch_is_named(tmp_path):
+    fake(tmp_path, 'torch', '__version__ = "2.12.1"')
+    fake(tmp_path, 'torchvision', 'import torch; __version__ = "0.21.0"')
+    cure = 'mend it with `pip install --force-reinstall --no-deps --no-cache-dir "torchvision==0.27.*"`.'
+    fake_distribution(tmp_path, 'torch', '2.12.1')
+    assert refusal('torchvision', tmp_path) == (
+        f'torchvision 0.21.0 is not made for torch 2.12.1, which needs torchvision 0.27; {cure}'
+    )
+    fake(tmp_path, 'torchvision', 'raise RuntimeError("operator torchvision::nms does not exist")')
+    assert f'importing it fails: operator torchvision::nms does not exist; {cure}' in refusal('torchvision', tmp_path)
+    fake(tmp_path, 'torchvision', 'import torch; __version__ = "0.28.0.dev20260101"')
+    assert python('from mmsoft.versions import require; require("torchvision")', path=tmp_path).returncode == 0
+    pairs = {'2.6.0+cpu': '0.21', '2.9.1': '0.24', '2.12.1+cu130': '0.27', '2.13.0': '0.28', '3.0': ''}
+    assert {torch: versions.vision_for(torch) for torch in pairs} == pairs
+
+
+def test_every_broken_mmcv_is_named_with_what_mends_it(tmp_path):
+    folder = tmp_path / 'mmcv'
+    folder.mkdir()
+    left = 'but mmcv is only a folder without its modules, which an uninstall left behind; mend it with `pip install '
+    assert left in refusal('mmcv', tmp_path, before=ALONE)
+    (folder / '_ext.py').write_text('')  # ours, which --install wrote
+    assert left in refusal('mmcv', tmp_path, before=ALONE)
+    fake(tmp_path, 'mmcv', '__version__ = "2.0.1"')
+    assert 'mmsoft needs mmcv >= 2.1.0, < 3.0, but mmcv 2.0.1 is too old; mend it' in refusal('mmcv', tmp_path)
+    fake(tmp_path, 'mmcv', '__version__ = "2.2.0"')
+    fake(tmp_path, 'mmcv/ops', 'from mmcv import _ext')
+    (folder / '_ext.py').write_text('import no_such_part_of_mmsoft')
+    said = refusal('mmcv', tmp_path)
+    assert 'the operators of mmcv 2.2.0 do not import' in said
+    assert said.endswith('mend it with `python -m mmsoft.mmcv_ops --remove`.')
+    (folder / '_ext.py').unlink()
+    library = folder / f'_ext{EXTENSION_SUFFIXES[0]}'
+    library.write_bytes(b'made for another torch')
+    said = refusal('mmcv', tmp_path)
+    assert 'the operators of mmcv 2.2.0 do not import' in said
+    assert f'"{library}"`, and those of mmsoft take their place.' in said
+    library.unlink()
+    assert python('from mmsoft.versions import require; require("mmcv")', path=tmp_path).returncode == 0
+    fake(tmp_path, 'mmdet', 'assert False, "MMCV==2.2.0 is used but incompatible. Please install mmcv>=2.0, <2.2.0."')
+    fake_distribution(tmp_path, 'mmcv', '2.2.0')
+    said = refusal('mmdet', tmp_path)
+    assert 'MMCV==2.2.0 is used but incompatible.' in said
+    assert 'mend it with `pip uninstall -y mmcv' in said
+
+
+def specifications():
+    """What pyproject.toml asks for, and what requirements.txt pins."""
+    project = (ROOT / 'pyproject.toml').read_text().partition('[tool.')[0]
+    asked = re.findall(r'"([\w.-]+(?:[<>=~].*?)?)"[,\]]', project[project.index('dependencies = ') :])
+    lines = (ROOT / 'requirements.txt').read_text().splitlines()
+    return asked, [text for text in lines if text and not text.startswith('#')]
+
+
+def test_the_pins_agree():
+    """pyproject.toml is what counts: the gate's commands repeat it, and the tested set lies within it."""
+    asked, tested = specifications()
+    assert len(asked) > 20
+    for requirement in versions.REQUIREMENTS.values():
+        assert {requirement.onedl, requirement.original} <= set(asked)
+    limits = {}
+    for text in asked:
+        limits.setdefault(canonicalize_name(Requirement(text).name), []).append(Requirement(text).specifier)
+    for text in tested:
+        pinned = Requirement(text)
+        versions_within = [str(s.version) for s in pinned.specifier if s.operator in ('==', '>=')]
+        for version in versions_within:
+            assert all(limit.contains(version) for limit in limits[canonicalize_name(pinned.name)]), text
+    pins = dict(text.split('==') for text in tested if '==' in text)
+    assert pins['torchvision'].startswith(versions.vision_for(pins['torch']) + '.')
 
 
 def test_an_installed_wheel_works_anywhere(tmp_path):
@@ -100,7 +219,7 @@ def test_an_installed_wheel_works_anywhere(tmp_path):
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
-    subprocess.run([*pip, 'wheel', source, '--no-deps', '--no-build-isolation', '-w', tmp_path], check=True)
+    subprocess.run([*pip, 'wheel', source, '--no-deps', '-w', tmp_path], check=True)
     (wheel,) = tmp_path.glob('mmsoft-*.whl')
     subprocess.run([*pip, 'install', '--no-deps', '--target', tmp_path / 'site', wheel], check=True)
     site = tmp_path / 'site' / 'mmsoft'
@@ -131,12 +250,24 @@ def test_every_tool_explains_itself(tool, tmp_path):
     assert 'usage:' in run.stdout
 
 
-def test_the_installer_names_bad_options():
-    for arguments, message in (
-        (['--stack', 'new'], "unknown stack 'new'; choose onedl or classic"),
-        (['--cuda-ops', 'yes'], "--cuda-ops is auto, on or off; got 'yes'"),
-        (['--vnev', 'x'], "unknown option '--vnev'; try --help"),
-    ):
-        run = subprocess.run(['bash', ROOT / 'tools' / 'install.sh', *arguments], capture_output=True, text=True)
-        assert run.returncode != 0
-        assert message in run.stderr
+def make(*arguments):
+    run = subprocess.run(['make', '-n', *arguments], cwd=ROOT, capture_output=True, text=True)
+    return run.stdout + run.stderr
+
+
+@pytest.mark.skipif(not shutil.which('make'), reason='make is not on every machine')
+def test_make_chooses_what_is_asked_for(tmp_path):
+    plan = make('test', f'VENV={tmp_path}')
+    pins = dict(text.split('==') for text in specifications()[1] if '==' in text)
+    assert f"'torch=={pins['torch']}' 'torchvision=={versions.vision_for(pins['torch'])}.*'" in plan
+    assert "-e '.[openmmlab,export,dev]'" in plan
+    plan = make('test', 'STACK=classic', 'TORCH=2.6.0')
+    assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,dev]'" in plan
+    assert '.venv-original-torch2.6.0/bin/python -m pytest' in plan
+    run = subprocess.run(['make', 'install', 'STACK=new', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode
+    assert 'STACK is onedl or original; got new' in run.stderr
+    (tmp_path / '.stamp-original').touch()
+    run = subprocess.run(['make', 'install', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode
+    assert 'holds another set of libraries' in run.stderr
