@@ -1,5 +1,8 @@
 """Shared fixtures: golden weights, a small architecture, quiet threads."""
 
+import importlib.util
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -50,3 +53,20 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for world in WORLDS:
         write_world(world, root, **SMALL)
     return root
+
+
+def first_on_path(folder: Path) -> dict[str, str]:
+    """The environment of a process that looks for modules in ``folder``, then in this checkout."""
+    return dict(os.environ, PYTHONPATH=f'{folder}{os.pathsep}{Path(__file__).parent.parent}')
+
+
+@pytest.fixture
+def mmcv_without_compiler(tmp_path: Path) -> Path:
+    """A folder with a copy of the installed mmcv, but nothing compiled and nothing of ours in it."""
+    source = Path(importlib.util.find_spec('mmcv').origin).parent
+    for file in source.rglob('*.py'):
+        if file.name != '_ext.py':
+            target = tmp_path / 'mmcv' / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target)
+    return tmp_path

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from conftest import relative_error
+from conftest import first_on_path, relative_error
 from mmcv_cases import Draw, with_gradients
 
 from mmsoft import mmcv_ops
@@ -351,33 +351,13 @@ def test_the_version_of_the_compiler_is_told():
 
 def run(code, path):
     return subprocess.run(
-        [sys.executable, '-c', code], cwd=path, capture_output=True, text=True, env=_environment(path)
+        [sys.executable, '-c', code], cwd=path, capture_output=True, text=True, env=first_on_path(path)
     )
-
-
-def _environment(path: Path) -> dict[str, str]:
-    import os
-
-    return dict(os.environ, PYTHONPATH=f'{path}{os.pathsep}{Path(mmcv_ops.__file__).parent.parent.parent}')
-
-
-@pytest.fixture
-def mmcv_without_compiler(tmp_path):
-    """A copy of the installed mmcv with its Python files alone, first on the path."""
-    import shutil
-
-    source = Path(mmcv.__file__).parent
-    for file in source.rglob('*.py'):
-        if file.name != '_ext.py':
-            target = tmp_path / 'mmcv' / file.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, target)
-    return tmp_path
 
 
 def tool(path, option):
     command = [sys.executable, '-m', 'mmsoft.mmcv_ops', option]
-    return subprocess.run(command, cwd=path, capture_output=True, text=True, env=_environment(path))
+    return subprocess.run(command, cwd=path, capture_output=True, text=True, env=first_on_path(path))
 
 
 def test_installed_for_programs_that_import_mmcv_first(mmcv_without_compiler):

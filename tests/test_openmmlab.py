@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from backbones import CASES
-from conftest import MINI
+from conftest import MINI, first_on_path
 from mmdet.registry import MODELS as DETECTORS
 from mmdet.structures import DetDataSample
 from mmengine.config import ConfigDict
@@ -19,17 +20,35 @@ BACKBONE = dict(type='mmsoft.SOFT', arch=MINI)
 
 
 @pytest.mark.parametrize('library', ['mmdet', 'mmseg'])
-def test_builds_in_a_fresh_process_without_custom_imports(library):
-    """Nothing of mmsoft is imported first: MMEngine finds the scope by itself."""
+def test_builds_in_a_fresh_process_without_custom_imports(library, mmcv_without_compiler):
+    """Nothing of mmsoft is imported first: MMEngine finds the scope by itself, mmcv what --install wrote."""
+    environment = first_on_path(mmcv_without_compiler)
+    subprocess.run([sys.executable, '-m', 'mmsoft.mmcv_ops', '--install'], env=environment, check=True)
     code = (
         f'from {library}.registry import MODELS; import sys; assert "mmsoft" not in sys.modules; '
         'from mmengine.registry import init_default_scope; '
         f'init_default_scope("{library}"); '
         'model = MODELS.build(dict(type="mmsoft.SOFT", arch="tiny")); print(model.channels, model.strides)'
     )
-    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     assert '(64, 128, 320, 512) (4, 8, 16, 32)' in run.stdout
+
+
+@pytest.mark.parametrize('name', ['retinanet_soft_pp_tiny_1x_coco', 'upernet_soft_pp_tiny_160k_ade20k'])
+def test_shipped_configs_bring_the_operators(name, mmcv_without_compiler):
+    """A program of mmdet's or mmseg's own that only reads the config, with nothing compiled and nothing installed."""
+    path = Path(__file__).parent.parent / 'configs' / f'{name}.py'
+    code = (
+        'import mmdet.utils, mmseg.utils; from mmengine.config import Config; from mmengine.registry import *; '
+        f'cfg = Config.fromfile({str(path)!r}); init_default_scope(cfg.default_scope); '
+        'print(type(MODELS.build(cfg.model)).__name__)'
+    )
+    run = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, env=first_on_path(mmcv_without_compiler)
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split()[-1] in ('RetinaNet', 'EncoderDecoder')
 
 
 def retinanet(backbone=BACKBONE, widths=MINI['dims']):

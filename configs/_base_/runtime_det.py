@@ -1,5 +1,6 @@
 """Hooks, logs and processes of detection runs."""
 
+custom_imports = dict(imports=['mmsoft'])  # gives mmcv its operators also under mmdetection's own tools
 default_scope = 'mmdet'
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),

@@ -1,5 +1,6 @@
 """Logs and processes of segmentation runs; hooks come with the schedule, which counts iterations."""
 
+custom_imports = dict(imports=['mmsoft'])  # gives mmcv its operators also under mmsegmentation's own tools
 default_scope = 'mmseg'
 env_cfg = dict(
     cudnn_benchmark=True,
