@@ -46,6 +46,7 @@ lint: install
 	$(VENV)/bin/ruff format --check .
 
 dist: install
+	$(PY) -m pip install -q build twine
 	rm -rf dist build
 	$(PY) -m build --outdir dist
 	$(PY) -m twine check --strict dist/*

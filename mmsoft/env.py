@@ -4,8 +4,8 @@
 """
 
 import contextlib
-import importlib
 import importlib.metadata
+import importlib.util
 import io
 import os
 import platform
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import mmsoft
 from mmsoft import mmcv_ops
-from mmsoft.versions import MMCV, OPENMMLAB, REQUIREMENTS, StackError, check, first_line, line, pip
+from mmsoft.versions import MMCV, NEEDS, OPENMMLAB, REQUIREMENTS, StackError, check, first_line, line, pip
 
 # What belongs together, and the extra that brings it. A group that is wholly absent is not needed by everybody.
 GROUPS = {
@@ -47,6 +47,10 @@ class Report:
     def __init__(self) -> None:
         self.faults: dict[str, str] = {}
 
+    def works(self, name: str) -> bool:
+        """Whether a library and all that it needs are there and right."""
+        return name not in self.faults and all(map(self.works, NEEDS.get(name, ())))
+
     def row(self, name: str, value: str, note: str = '') -> None:
         print(f'{name:<16} {value:<17} {note}'.rstrip(), flush=True)
 
@@ -76,10 +80,14 @@ def _libraries(report: Report) -> None:
         # mmcv and timm bring OpenCV and huggingface_hub along
         optional = extra and set(names) - set(absent) <= {'cv2', 'huggingface_hub'}
         for name in names:
+            first = [needed for needed in NEEDS.get(name, ()) if not report.works(needed)]
             if name in absent and optional:
                 report.row(name, 'not installed', f'pip install "mmsoft[{extra}]"')
+            elif first and name not in absent:
+                report.row(name, 'not tried', f'it needs {first[0]}')
             else:
-                report.try_row(name, lambda name=name: (check(name), ', '.join(sorted(set(known.get(name, ()))))))
+                owners = ', '.join(sorted(set(known.get(name, ()))))
+                report.try_row(name, lambda name=name, owners=owners: (check(name), owners))
 
 
 def _is_there(name: str) -> bool:
@@ -124,7 +132,8 @@ def _operators() -> tuple[str, str]:
 def _devices(report: Report) -> None:
     threads = os.environ.get('OMP_NUM_THREADS')
     report.row('CPU', f'{os.cpu_count()} threads', _cpu_model() + (f', OMP_NUM_THREADS={threads}' if threads else ''))
-    report.try_row('GPU', _gpus)
+    if report.works('torch'):
+        report.try_row('GPU', _gpus)
 
 
 def _cpu_model() -> str:
@@ -156,7 +165,7 @@ def main() -> int:
     _libraries(report)
     if _is_there('mmcv'):
         _one_line(report)
-        if 'mmcv' not in report.faults:
+        if report.works('mmcv'):
             report.try_row('mmcv operators', _operators)
     _devices(report)
     report.row('kernels', 'portable torch')

@@ -46,6 +46,16 @@ REQUIREMENTS = {
     'onnxscript': _both('0.4', '', 'onnxscript>=0.4'),
     'onnxruntime': _both('1.22', '', 'onnxruntime>=1.22'),
 }
+# What fails to import where one of these does.
+NEEDS = {
+    'torchvision': ('torch',),
+    'mmengine': ('torch',),
+    'mmcv': ('torchvision', 'mmengine'),
+    'mmdet': ('mmcv',),
+    'mmseg': ('mmcv',),
+    'timm': ('torchvision',),
+    'onnxscript': ('onnx',),
+}
 OPENMMLAB = ('mmdet', 'mmseg', 'mmengine', 'mmcv')
 # Distributions that write the folder ``mmcv``.
 MMCV = ('onedl-mmcv', 'mmcv', 'mmcv-lite', 'mmcv-full')
@@ -56,6 +66,7 @@ DISTRIBUTIONS = {'yaml': 'pyyaml', 'PIL': 'pillow', 'pkg_resources': 'setuptools
 def require(*names: str) -> None:
     """Raise StackError unless every named library imports, whole, at a version that is known to work."""
     for name in names:
+        require(*NEEDS.get(name, ()))
         check(name)
 
 

@@ -1,0 +1,105 @@
+"""The report for issues: right where all is well, and one line for whatever is broken."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from test_package import ALONE, fake, fake_distribution, python
+
+
+def report(path=None, module='mmsoft.env'):
+    environment = dict(os.environ, **({'PYTHONPATH': str(path)} if path else {}))
+    run = subprocess.run([sys.executable, '-m', module], env=environment, capture_output=True, text=True)
+    assert 'Traceback' not in run.stdout + run.stderr, run.stderr
+    return run.returncode, run.stdout
+
+
+def rows(text):
+    return {line[:16].strip(): line[17:].strip() for line in text.partition('\n\n')[0].splitlines()}
+
+
+def test_all_is_well_in_the_tested_set():
+    code, text = report()
+    assert code == 0, text
+    assert text.endswith('All is well.\n')
+    found = rows(text)
+    for name in (
+        'mmsoft',
+        'python',
+        'torch',
+        'torchvision',
+        'numpy',
+        'cv2',
+        'mmengine',
+        'mmcv',
+        'mmdet',
+        'mmseg',
+        'timm',
+    ):
+        assert found[name][0].isdigit(), text
+    assert found['mmcv operators'].endswith('nms and RoIAlign run')
+    assert {'OpenMMLab line', 'CPU', 'GPU', 'kernels'} <= found.keys()
+    assert len(text.splitlines()) < 30
+    assert rows(report(module='mmsoft.versions')[1]) == found  # its former name
+
+
+def test_importing_it_is_light():
+    run = python('import mmsoft.env, sys; print(sorted({m.split(".")[0] for m in sys.modules} & {"torch", "mmcv"}))')
+    assert run.stdout == '[]\n', run.stderr
+
+
+BROKEN = {
+    'a torch that does not import': (
+        dict(torch='raise OSError("libcudnn.so.9: cannot open shared object file")'),
+        'mmsoft needs torch >= 2.6, but importing it fails: libcudnn.so.9',
+        'pip install --force-reinstall --no-deps --no-cache-dir "torch>=2.6"',
+    ),
+    'a torch that ends the program': (dict(torch='raise SystemExit("no")'), 'torch: SystemExit: no', ''),
+    'a torchvision for another torch': (
+        dict(torchvision='raise RuntimeError("operator torchvision::nms does not exist")'),
+        'operator torchvision::nms does not exist; mend it with `pip install',
+        '"torchvision==0.',
+    ),
+    'an old mmdet': (dict(mmdet='__version__ = "2.28.2"'), 'mmdet 2.28.2 is too old; mend it with `pip install', ''),
+    'an old onnx': (dict(onnx='__version__ = "1.2"'), 'onnx 1.2 is too old', '`pip install "onnx>=1.18"`'),
+}
+
+
+@pytest.mark.parametrize('case', BROKEN)
+def test_what_is_broken_is_one_line_with_its_cure(case, tmp_path):
+    modules, fault, cure = BROKEN[case]
+    for name, text in modules.items():
+        fake(tmp_path, name, text)
+    code, text = report(tmp_path)
+    assert code == 1
+    faults = text.partition('\n\n')[2].splitlines()
+    assert len(faults) == 1, text
+    assert fault in faults[0]
+    assert cure in faults[0]
+    assert rows(text)[next(iter(modules))] == 'WRONG, see below'
+
+
+def test_an_empty_mmcv_and_none_at_all(tmp_path):
+    (tmp_path / 'mmcv').mkdir()
+    code = f'{ALONE}\nfrom mmsoft.env import main; sys.exit(main())'
+    run = python(code, path=tmp_path)
+    assert run.returncode == 1, run.stderr
+    assert 'mmcv is only a folder without its modules' in run.stdout.partition('\n\n')[2]
+    assert rows(run.stdout)['mmdet'] == 'not tried         it needs mmcv'
+    (tmp_path / 'mmcv').rmdir()
+    run = python(code, path=tmp_path)
+    assert run.returncode == 1
+    assert 'mmcv is not installed; mend it with `pip install "' in run.stdout
+    hidden = code.replace("name == 'mmcv'", "name in ('mmcv', 'mmengine', 'mmdet', 'mmseg')")
+    run = python(hidden, path=tmp_path)  # as for users of timm
+    assert run.returncode == 0, run.stdout
+    assert rows(run.stdout)['mmdet'] == 'not installed     pip install "mmsoft[openmmlab]"'
+
+
+def test_two_lines_in_one_folder_are_named(tmp_path):
+    for name, version in (('mmcv-lite', '2.1.0'), ('onedl-mmcv', '2.3.6')):
+        fake_distribution(tmp_path, name, version)
+    code, text = report(tmp_path)
+    assert code == 1
+    assert 'mmcv-lite, onedl-mmcv write the same folders; mend it with `pip uninstall -y mmcv-lite onedl-mmcv`' in text
