@@ -29,7 +29,7 @@ PLATFORMS = {
 }
 PYTHONS = ('3.10', '3.11', '3.12', '3.13')
 EXTRAS = ('openmmlab', 'openmmlab-original')
-# The index has no wheel of these. pip makes one of Python files only, as nothing is compiled where torch is not in sight.
+# The index has no wheel of these. pip makes one, of Python files only: nothing is compiled where torch is not in sight.
 SOURCES = ('onedl-mmcv', 'onedl-mmdetection', 'onedl-mmsegmentation')
 # A wheel is looked up; what these ask for themselves is torch's own affair, and gigabytes.
 ALONE = ('torch', 'torchvision', 'timm')

@@ -1,0 +1,112 @@
+"""The wheel, as users get it: what it holds, and a clean environment that trains with nothing else than pip's work."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import distribution, distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PIP = ('-m', 'pip', '-q', '--disable-pip-version-check')
+
+
+@pytest.fixture(scope='module')
+def tracked():
+    command = ['git', 'ls-files', '-co', '--exclude-standard']
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope='module')
+def wheel(tracked, tmp_path_factory):
+    """Built from a copy of what is under version control."""
+    folder = tmp_path_factory.mktemp('wheel')
+    for name in tracked:
+        (folder / 'source' / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / 'source' / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run([sys.executable, *PIP, 'wheel', folder / 'source', '--no-deps', '-w', folder], check=True)
+    (built,) = folder.glob('mmsoft-*-none-any.whl')
+    return built
+
+
+def test_the_wheel_holds_everything_and_is_small(wheel, tracked, tmp_path):
+    subprocess.run([sys.executable, *PIP, 'install', '--no-deps', '--target', tmp_path, wheel], check=True)
+    site = tmp_path / 'mmsoft'
+    shipped = {p.relative_to(site).as_posix() for p in site.rglob('*') if p.is_file() and p.suffix != '.pyc'}
+    assert {name.removeprefix('mmsoft/') for name in tracked if name.startswith('mmsoft/')} <= shipped
+    configs = {f'.mim/{name}' for name in tracked if name.startswith('configs/')}
+    assert len(configs) > 24
+    assert configs | {'.mim/tools/benchmark.py', '.mim/model-index.yml', 'py.typed'} <= shipped
+    assert wheel.stat().st_size < 400_000
+
+
+def closure(*names):
+    """Distributions and all that they need here."""
+    found, left = {}, list(names)
+    while left:
+        name = canonicalize_name(left.pop())
+        if name not in found:
+            found[name] = distribution(name)
+            needed = map(Requirement, found[name].requires or ())
+            left += [r.name for r in needed if not r.marker or r.marker.evaluate({'extra': ''}) or is_of_cuda(r.name)]
+    return found.values()
+
+
+def is_of_cuda(name):
+    """torch asks for these by an extra of cuda-toolkit."""
+    return name.startswith('nvidia-') and any(distributions(name=name))
+
+
+def clean_environment(folder):
+    """A virtual environment with pip and, to save gigabytes, links to torch's and torchvision's files; no more."""
+    subprocess.run([sys.executable, '-m', 'venv', folder], check=True)
+    paths = sysconfig.get_paths(vars=dict(base=str(folder), platbase=str(folder)))
+    site = Path(paths['purelib'])
+    for package in closure('torch', 'torchvision'):
+        for file in package.files or ():
+            target = site / file
+            if '..' not in file.parts and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(file.locate())
+    return Path(paths['scripts']) / 'python'
+
+
+# The shipped tool and config; the demo is shorter than for users.
+TRAIN = """
+import runpy, sys
+from pathlib import Path
+import mmsoft
+from mmsoft import mmcv_ops
+from mmsoft.engine import demo
+demo.IMAGES, demo.VAL_IMAGES, demo.EPOCHS = 40, 4, dict(boxes=1)
+mim = Path(mmsoft.__file__).parent / '.mim'
+sys.argv[1:] = [str(mim / 'configs' / 'retinanet_soft_pp_tiny_1x_coco.py'), '--demo', '--work-dir', 'run']
+runpy.run_path(str(mim / 'tools' / 'train.py'), run_name='__main__')
+print(mmcv_ops.provider()[0], mmsoft.__file__)
+"""
+
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='links need rights that users of Windows lack')
+def test_one_pip_command_in_a_clean_environment_trains(wheel, tmp_path):
+    """Outside of the checkout, and with no program on the path but Python's own."""
+    python = clean_environment(tmp_path / 'clean')
+    environment = dict(os.environ, PATH=str(python.parent), OMP_NUM_THREADS='1')
+    environment.pop('PYTHONPATH', None)
+
+    def run(*arguments):
+        done = subprocess.run([python, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        return done.stdout
+
+    run(*PIP, 'install', f'{wheel}[openmmlab]')
+    assert 'All is well.' in run('-m', 'mmsoft.env')
+    provider, file = run('-c', TRAIN).splitlines()[-1].split()
+    assert provider == 'active'
+    assert Path(file).is_relative_to(tmp_path / 'clean')
+    assert (tmp_path / 'run' / 'epoch_1.pth').is_file()
+    assert next((tmp_path / 'clean').rglob('torch/__init__.py')).is_symlink()  # pip has kept it
