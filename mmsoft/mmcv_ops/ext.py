@@ -72,8 +72,8 @@ def _left_out(name: str) -> Callable:
     def operator(*args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(
             f'mmcv operator {name!r} needs mmcv with its compiled operators, and this mmcv has none; '
-            'mmsoft.mmcv_ops replaces those that configs of mmdet and mmseg use. Install a compiled mmcv '
-            '(`MMCV_WITH_OPS=1 pip install --force-reinstall --no-deps --no-build-isolation onedl-mmcv`).'
+            'mmsoft.mmcv_ops replaces those that configs of mmdet and mmseg use. Install a compiled mmcv, '
+            '`MMCV_WITH_OPS=1 pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation onedl-mmcv`.'
         )
 
     return operator
