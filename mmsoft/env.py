@@ -93,6 +93,8 @@ def _libraries(report: Report) -> None:
 def _is_there(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
     except Exception:  # a module in sys.modules without a spec, a finder that fails
         return True
 

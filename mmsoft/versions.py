@@ -121,11 +121,9 @@ def _check_operators(mmcv: str) -> None:
         importlib.import_module('mmcv.ops')
     except Exception as error:
         whose, file = mmcv_ops.provider()
-        if whose == 'compiled' and not isinstance(error, ModuleNotFoundError):
+        if whose in ('compiled', 'installed'):
             delete = 'del' if sys.platform == 'win32' else 'rm'
             cure = f'mend it with `{delete} "{file}"`, and those of mmsoft take their place'
-        elif whose == 'installed':
-            cure = 'mend it with `python -m mmsoft.mmcv_ops --remove`'
         else:
             cure = _cure_of_import('mmcv', error)
         raise StackError(f'the operators of mmcv {mmcv} do not import: {first_line(error)}; {cure}.') from error
