@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ FURTHER: dict[str, list[str]] = {
     ],
     'mmseg': [],
 }
-SIDES = {'ssd': 300, 'legacy_1.x/ssd': 300}  # whose layers fit no other picture
+SIDES = {'ssd': 300, 'centripetalnet': 256, 'cornernet': 256}  # smaller pictures end too small in these
 SIDE = 128
 PROPOSALS = 100
 # Random weights score low; these would leave nothing for the operators.
@@ -64,11 +65,14 @@ def zoo_folder(library: str) -> Path:
     return Path(importlib.import_module(library).__file__).parent / '.mim' / 'configs'
 
 
-def methods(library: str) -> list[Method]:
-    """Every folder of the installed zoo by name, and the further configs; a folder of mere bases has no config."""
+def methods(library: str, names: Collection[str] | None) -> list[Method]:
+    """The folders and further configs of these names, or all there are; a folder of mere bases has no config."""
     folders = sorted(path.name for path in zoo_folder(library).iterdir() if path.is_dir() and path.name != '_base_')
-    chosen = [Method(library, name, choose(library, name)) for name in folders]
-    return chosen + [Method(library, config, f'{config}.py') for config in FURTHER[library]]
+    wanted = [name for name in folders if names is None or name in names]
+    further = [name for name in FURTHER[library] if names is None or name in names]
+    return [Method(library, name, choose(library, name)) for name in wanted] + [
+        Method(library, name, f'{name}.py') for name in further
+    ]
 
 
 def choose(library: str, folder: str) -> str:

@@ -100,11 +100,11 @@ class Method:
 
     def train(self) -> dict[str, float]:
         """One step of the config's optimizer; the loss and the gradient's norm."""
-        optimizer = build_optim_wrapper(self.model, optimizer_config(self.config))
         self.model.train()
         data = self.model.data_preprocessor(self._batch(training=True), True)
         loss, _ = self.model.parse_losses(self._call(data, mode='loss'))
         require(bool(loss.isfinite()), f'the loss is {loss.item()}')
+        optimizer = build_optim_wrapper(self.model, optimizer_config(self.config))
         optimizer.backward(loss)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = torch.stack([gradient.double().norm() for gradient in gradients]).norm()
@@ -154,14 +154,14 @@ def check_result(result: Any, side: int) -> int:
             labels = result.get(key).get(name)
             require(tuple(labels.shape) == (1, side, side), f'{key} has the shape {tuple(labels.shape)}')
             found += len(torch.as_tensor(labels).unique())
-    if 'lines' in result:
-        return len(result.lines)
     kinds = ('pred_instances', 'pred_track_instances', 'pred_sem_seg', 'pred_panoptic_seg')
     require(any(kind in result for kind in kinds), f'predicts {", ".join(result.keys())}')
     return found
 
 
 def check_instances(instances: Any, side: int) -> int:
+    if 'lines' in instances:
+        return len(instances.lines)
     count = len(instances)
     if 'bboxes' in instances:
         boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)

@@ -5,6 +5,7 @@ import json
 import platform
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,12 @@ def write(report: dict[str, Any], path: Path) -> None:
 
 def works(row: dict[str, Any]) -> bool:
     return all(row[step] for step in STEPS)
+
+
+def any_fails(keys: Iterable[str], report: dict[str, Any], other: dict[str, Any] | None) -> bool:
+    """Whether any of these does not work here; what does not work on the other stack either is forgiven."""
+    failing = [key for key in keys if not works(report['rows'][key])]
+    return any(other is None or (key in other['rows'] and works(other['rows'][key])) for key in failing)
 
 
 def totals(report: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import importlib
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,10 +20,11 @@ def run(methods: Iterable[Method], seconds: float, threads: int) -> Iterator[tup
     for library in ('mmdet', 'mmseg'):
         importlib.import_module(f'{library}.utils').register_all_modules(init_default_scope=False)
     for chosen in methods:
-        yield chosen, _run_apart(chosen, operators, seconds, threads)
+        yield chosen, run_apart(chosen, operators, seconds, threads)
 
 
-def _run_apart(chosen: Method, operators: method.CountingOperators, seconds: float, threads: int) -> dict[str, Any]:
+def run_apart(chosen: Method, operators: method.CountingOperators, seconds: float, threads: int) -> dict[str, Any]:
+    """What was found, also when the process dies or does not end."""
     fork = multiprocessing.get_context('fork')
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=_work, args=(sender, chosen, operators, threads), daemon=True)
@@ -51,11 +52,8 @@ def _work(sender: Connection, chosen: Method, operators: method.CountingOperator
     sender.send(method.check(chosen.library, chosen.config, operators))
 
 
-def choose(libraries: Iterable[str], names: Iterable[str] | None) -> list[Method]:
-    """The folders and configs of that name, or all; a name that no zoo knows is kept, and will fail."""
-    known = [entry for library in libraries for entry in configs.methods(library)]
-    if names is None:
-        return known
-    found = [entry for entry in known if entry.name in names]
-    missing = set(names) - {entry.name for entry in found}
-    return found + [Method(library, name, f'{name}.py') for name in sorted(missing) for library in list(libraries)[:1]]
+def choose(libraries: Sequence[str], names: Collection[str] | None) -> list[Method]:
+    """The folders and configs of these names, or all; a name that no zoo knows is kept, and will fail."""
+    found = [entry for library in libraries for entry in configs.methods(library, names)]
+    missing = sorted(set(names or ()) - {entry.name for entry in found})
+    return found + [Method(libraries[0], name, f'{name}.py') for name in missing]
