@@ -34,7 +34,7 @@ FURTHER: dict[str, list[str]] = {
     ],
     'mmseg': [],
 }
-SIDES = {'ssd': 300, 'centripetalnet': 256, 'cornernet': 256}  # smaller pictures end too small in these
+SIDES = {'ssd': 300, 'centripetalnet': 256, 'cornernet': 256, 'dino': 256}  # smaller pictures leave these too little
 SIDE = 128
 PROPOSALS = 100
 # Random weights score low; these would leave nothing for the operators.
