@@ -1,0 +1,180 @@
+"""Build one method of mmdet's or mmseg's zoo, train it for a step, let it predict; which mmcv operators it calls."""
+
+import importlib
+import re
+import socket
+import sys
+import time
+import traceback
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.logging import MessageHub
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import init_default_scope
+
+from zoo import batches, configs
+
+STEPS = ('builds', 'trains', 'predicts')
+SEED = 0
+LONGEST = 200  # letters of an error
+WARMUP = 1e-3  # of the learning rate, as most configs begin; a whole step would ruin random weights
+
+
+class CountingOperators(ModuleType):
+    """``mmcv._ext`` whose operators count their calls."""
+
+    def __init__(self, operators: ModuleType) -> None:
+        super().__init__(operators.__name__, operators.__doc__)
+        self.__spec__, self.__file__ = operators.__spec__, operators.__file__
+        self.operators = operators
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        operator = getattr(self.operators, name)
+        if not callable(operator):
+            return operator
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls[name] += 1
+            return operator(*args, **kwargs)
+
+        return counted
+
+
+def count_operators() -> CountingOperators:
+    """Stand before ``mmcv._ext``; to be called before anything imports ``mmcv.ops``."""
+    assert 'mmcv.ops' not in sys.modules
+    counting = CountingOperators(importlib.import_module('mmcv._ext'))
+    sys.modules['mmcv._ext'] = counting
+    return counting
+
+
+def check(library: str, config: str, operators: CountingOperators) -> dict[str, Any]:
+    """What works, the values that another stack must find as well, the operators called, and the errors."""
+    start = time.perf_counter()
+    socket.getaddrinfo = _no_network
+    row: dict[str, Any] = dict.fromkeys(STEPS, False) | dict(errors={}, tracebacks={})
+    world = Method(library, config)
+    for step, run in zip(STEPS, (world.build, world.train, world.predict), strict=True):
+        batches.seed(SEED)
+        try:
+            row.update(run() or {})
+            row[step] = True
+        except Exception as error:
+            row['errors'][step] = f'{type(error).__name__}: {without_folders(str(error))}'
+            row['tracebacks'][step] = traceback.format_exc()
+            if step == 'builds':
+                break
+    return row | dict(operators=dict(sorted(operators.calls.items())), seconds=round(time.perf_counter() - start, 1))
+
+
+def without_folders(error: str) -> str:
+    """Its first sentence or so, with no path of this machine."""
+    return re.sub(r'/\S*/site-packages/', '', ' '.join(error.split()))[:LONGEST]
+
+
+def _no_network(*args: Any, **kwargs: Any) -> None:
+    raise OSError(f'no download from {args[0]}')
+
+
+class Method:
+    """One config on its way through the three steps."""
+
+    def __init__(self, library: str, config: str) -> None:
+        self.library, self.name = library, config
+        self.side = configs.side(config)
+
+    def build(self) -> None:
+        for count in ('iter', 'epoch'):
+            MessageHub.get_current_instance().update_info(count, 0)  # as a training does
+        self.config = configs.load(self.library, self.name)
+        init_default_scope(self.library)
+        registry = importlib.import_module(f'{self.library}.registry')
+        importlib.import_module(f'{self.library}.utils').register_all_modules(init_default_scope=False)
+        self.model = registry.MODELS.build(self.config.model)
+        self.model.init_weights()
+
+    def train(self) -> dict[str, float]:
+        """One step of the config's optimizer; the loss and the gradient's norm."""
+        self.model.train()
+        data = self.model.data_preprocessor(self._batch(training=True), True)
+        loss, _ = self.model.parse_losses(self._call(data, mode='loss'))
+        require(bool(loss.isfinite()), f'the loss is {loss.item()}')
+        optimizer = build_optim_wrapper(self.model, optimizer_config(self.config))
+        optimizer.backward(loss)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.stack([gradient.double().norm() for gradient in gradients]).norm()
+        require(bool(norm.isfinite()) and norm > 0, f"the gradient's norm is {norm.item()}")
+        for group in optimizer.param_groups:
+            group['lr'] *= WARMUP
+        before = [p.detach().clone() for p in self.model.parameters() if p.grad is not None]
+        optimizer.step()
+        after = [p for p in self.model.parameters() if p.grad is not None]
+        require(any(not torch.equal(*pair) for pair in zip(before, after, strict=True)), 'the step changes no weight')
+        return dict(loss=loss.item(), gradient=norm.item())
+
+    def predict(self) -> dict[str, int]:
+        """How many objects were found, or labels in a map."""
+        self.model.eval()
+        with torch.no_grad():
+            data = self.model.data_preprocessor(self._batch(training=False), False)
+            results = self._call(data, mode='predict')
+        return dict(found=sum(check_result(result, self.side) for result in results))
+
+    def _batch(self, training: bool) -> dict:
+        return batches.batch_for(self.library, self.config.model, self.side, training)
+
+    def _call(self, data: Any, mode: str) -> Any:
+        return self.model(**data, mode=mode) if isinstance(data, dict) else self.model(*data, mode=mode)
+
+
+def optimizer_config(config: Config) -> dict:
+    """The config's own, without half precision."""
+    kept = ('optimizer', 'paramwise_cfg', 'clip_grad', 'constructor')
+    return {key: value for key, value in config.optim_wrapper.items() if key in kept} | dict(type='OptimWrapper')
+
+
+def check_result(result: Any, side: int) -> int:
+    """How many objects and maps a prediction holds, which have to be well formed."""
+    if 'video_data_samples' in result:
+        return sum(check_result(frame, side) for frame in result.video_data_samples)
+    found = 0
+    if 'pred_instances' in result:
+        found += check_instances(result.pred_instances, side)
+    if 'pred_track_instances' in result:
+        tracks = result.pred_track_instances
+        require(len(tracks.instances_id) == len(tracks), 'every track needs its number')
+        found += check_instances(tracks, side)
+    for key, name in (('pred_sem_seg', 'data'), ('pred_sem_seg', 'sem_seg'), ('pred_panoptic_seg', 'sem_seg')):
+        if key in result and name in result.get(key):
+            labels = result.get(key).get(name)
+            require(tuple(labels.shape) == (1, side, side), f'{key} has the shape {tuple(labels.shape)}')
+            found += len(torch.as_tensor(labels).unique())
+    kinds = ('pred_instances', 'pred_track_instances', 'pred_sem_seg', 'pred_panoptic_seg')
+    require(any(kind in result for kind in kinds), f'predicts {", ".join(result.keys())}')
+    return found
+
+
+def check_instances(instances: Any, side: int) -> int:
+    if 'lines' in instances:
+        return len(instances.lines)
+    count = len(instances)
+    if 'bboxes' in instances:
+        boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
+        require(tuple(boxes.shape) == (count, 4), f'the boxes have the shape {tuple(boxes.shape)}')
+        require(bool(boxes.isfinite().all()), 'boxes are not finite')
+    require(len(instances.labels) == len(instances.scores) == count, 'boxes, labels and scores differ in number')
+    require(bool(torch.as_tensor(instances.scores).isfinite().all()), 'scores are not finite')
+    if 'masks' in instances:
+        shape = tuple(instances.masks.shape)
+        require(shape == (count, side, side), f'the masks have the shape {shape}')
+    return count
+
+
+def require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise ValueError(sentence)

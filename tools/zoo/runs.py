@@ -1,0 +1,59 @@
+"""Each method in a process of its own, so that a crash or a hang loses only itself."""
+
+import importlib
+import multiprocessing
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from zoo import configs, method
+from zoo.configs import Method
+from zoo.method import STEPS
+
+
+def run(methods: Iterable[Method], seconds: float, threads: int) -> Iterator[tuple[Method, dict[str, Any]]]:
+    """Every method with what was found; mmdet and mmseg are imported once, before the first."""
+    operators = method.count_operators()
+    for library in ('mmdet', 'mmseg'):
+        importlib.import_module(f'{library}.utils').register_all_modules(init_default_scope=False)
+    for chosen in methods:
+        yield chosen, run_apart(chosen, operators, seconds, threads)
+
+
+def run_apart(chosen: Method, operators: method.CountingOperators, seconds: float, threads: int) -> dict[str, Any]:
+    """What was found, also when the process dies or does not end."""
+    fork = multiprocessing.get_context('fork')
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_work, args=(sender, chosen, operators, threads), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        row = receiver.recv() if receiver.poll(seconds) else _lost(f'no end after {seconds:g} s')
+    except EOFError:
+        process.join()
+        row = _lost(f'the process ended with {process.exitcode}')
+    process.kill()
+    process.join()
+    return dict(config=chosen.config) | row
+
+
+def _lost(reason: str) -> dict[str, Any]:
+    return dict.fromkeys(STEPS, False) | dict(errors={'builds': reason}, tracebacks={}, operators={})
+
+
+def _work(sender: Connection, chosen: Method, operators: method.CountingOperators, threads: int) -> None:
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(quiet, stream)
+    torch.set_num_threads(threads)
+    sender.send(method.check(chosen.library, chosen.config, operators))
+
+
+def choose(libraries: Sequence[str], names: Collection[str] | None) -> list[Method]:
+    """The folders and configs of these names, or all; a name that no zoo knows is kept, and will fail."""
+    found = [entry for library in libraries for entry in configs.methods(library, names)]
+    missing = sorted(set(names or ()) - {entry.name for entry in found})
+    return found + [Method(libraries[0], name, f'{name}.py') for name in missing]
