@@ -125,6 +125,9 @@ def convolutions(draw: Draw) -> Iterator[tuple[str, dict[str, Tensor]]]:
                     some_bias,
                 ),
             )
+    # DyHead's: offsets and masks of a larger map than the output
+    inputs = draw(2, 4, 5, 4), draw(2, 18, 9, 7, scale=2), draw.uniform(2, 9, 9, 7), draw(6, 4, 3, 3), draw(6)
+    yield 'modulated_larger_offset', with_gradients(lambda *x: modulated_deform_conv2d(*x, 1, 1), *inputs)
 
 
 def masks(draw: Draw) -> Iterator[tuple[str, dict[str, Tensor]]]:

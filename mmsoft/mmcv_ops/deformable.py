@@ -1,5 +1,7 @@
 """Convolutions and attention whose sampling points are moved by offsets."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -89,6 +91,20 @@ def deform_conv_backward_parameters(
     grad_weight.add_(columns.to(grad_weight.dtype), alpha=scale)
 
 
+def _as_compiled_reads(x: Tensor, output: Tensor, taps: int) -> Tensor:
+    """The first values of each image as (b, taps, *output's size): DyHead hands over offsets and masks of a larger
+    level, which compiled mmcv reads so."""
+    size = (taps, *output.shape[2:])
+    if x.shape[1:] == size or x[0].numel() < math.prod(size):  # of too few torchvision says so
+        return x
+    return x.flatten(1)[:, : math.prod(size)].unflatten(1, size)
+
+
+def _taps(sizes: dict[str, int]) -> int:
+    """Samples of one output pixel."""
+    return sizes['deformable_group'] * sizes['kernel_h'] * sizes['kernel_w']
+
+
 def modulated_deform_conv_forward(
     input: Tensor,
     weight: Tensor,
@@ -102,6 +118,8 @@ def modulated_deform_conv_forward(
     **sizes: int,
 ) -> None:
     """DCNv2: as DCN, each sample times ``mask`` (b, deformable_group * kernel_h * kernel_w, h', w')."""
+    offset = _as_compiled_reads(offset, output, 2 * _taps(sizes))
+    mask = _as_compiled_reads(mask, output, _taps(sizes))
     bias = bias if with_bias else None
     fill(output, _convolve(input, weight, offset, mask, bias, _in_order(sizes, _DCN_V2)))
 
@@ -123,11 +141,16 @@ def modulated_deform_conv_backward(
     with_bias: bool,
     **sizes: int,
 ) -> None:
+    offset = _as_compiled_reads(offset, grad_output, 2 * _taps(sizes))
+    mask = _as_compiled_reads(mask, grad_output, _taps(sizes))
     bias = bias if with_bias else None
     gradients = _gradients(grad_output, input, weight, offset, mask, bias, _in_order(sizes, _DCN_V2))
     outputs = (grad_input, grad_weight, grad_offset, grad_mask, grad_bias)
     for output, gradient in zip(outputs[: 5 if with_bias else 4], gradients, strict=False):
-        fill(output, gradient)
+        if output.shape == gradient.shape:
+            fill(output, gradient)
+        else:  # the other values have no part in the result
+            output.flatten(1)[:, : gradient[0].numel()] = gradient.flatten(1)
 
 
 def _attend(value: Tensor, shapes: list[list[int]], locations: Tensor, weights: Tensor) -> Tensor:
