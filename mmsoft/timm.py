@@ -96,7 +96,7 @@ register_notrace_function(to_channels_last)
 def _build(
     kind: type[Classifier],
     in_chans: int = 3,
-    device: 'torch.device | str | None' = None,
+    device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Classifier:

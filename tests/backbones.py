@@ -12,6 +12,8 @@ from mmsoft import models
 
 OTHERS = ['inline', dict(type='softmax', reduction=True), dict(type='soft_pp', symmetric=False), 'softmax']
 MIXED = ['linformer', 'performer', 'nystromformer', 'linear']
+# torch 2.6 notes that a size that slices let through is not the largest integer, and asks for a bound that says so
+BATCH = torch.export.Dim('batch', max=4096)
 FOUR = dict(dims=(16, 32, 64, 128), heads=(2, 2, 4, 8))  # widths double, as patch merging does
 
 
@@ -72,6 +74,4 @@ class OnGrid(nn.Module):
 
 def exported_for_any_batch(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
     """``model`` exported with the batch size of x left open."""
-    if hasattr(torch.export, 'Dim'):
-        return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim('batch')},)).module()
-    return torch.export.export(model, (x,), constraints=[torch.export.dynamic_dim(x, 0)])  # torch 2.1
+    return torch.export.export(model, (x,), dynamic_shapes=({0: BATCH},)).module()

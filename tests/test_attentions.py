@@ -220,8 +220,6 @@ def test_half_precision_stays_finite_and_near(spec):
     assert (y - expected).abs().mean() / expected.abs().mean() < 0.05
     assert all(p.grad.isfinite().all() and p.grad.abs().max() > 0 for p in layer.parameters())
     for dtype in (torch.bfloat16, torch.float16):
-        if dtype == torch.float16 and torch.__version__ < '2.2':
-            continue  # torch 2.1 has no float16 convolution on the CPU
         with torch.no_grad():
             for scale in (1e-3, 1, 10):
                 y = layer.to(dtype)((scale * x).to(dtype), (13, 27))
@@ -307,15 +305,12 @@ def test_performer_nears_softmax_with_more_features():
 
 
 @pytest.mark.parametrize('spec', SPECS, ids=str)
-@pytest.mark.filterwarnings('ignore:`torch.jit')
-def test_layers_export_and_script(spec):
+def test_layers_export(spec):
     layer = build(spec).eval()
     x = torch.randn(2, 1 + 13 * 27, DIM)
     expected = layer(x, (13, 27))
-    exported = torch.export.export(OnGrid(layer, (13, 27)), (x,))
-    exported = exported.module() if callable(getattr(exported, 'module', None)) else exported
-    for found in (exported(x), torch.jit.script(layer)(x, (13, 27))):
-        assert relative_error(found, expected) < 1e-4
+    exported = torch.export.export(OnGrid(layer, (13, 27)), (x,)).module()
+    assert relative_error(exported(x), expected) < 1e-4
 
 
 @pytest.mark.parametrize(

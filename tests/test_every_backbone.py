@@ -177,8 +177,6 @@ def test_half_precision_stays_finite(case, scale):
             for found, y in zip(model(x), expected, strict=True):
                 assert (found - y).abs().mean() / y.abs().mean() < 0.05
         for dtype in (torch.bfloat16, torch.float16):
-            if dtype == torch.float16 and torch.__version__ < '2.2':
-                continue  # torch 2.1 has no float16 convolution on the CPU
             for y in case.build().to(dtype).eval()(x.to(dtype)):
                 assert y.dtype == dtype
                 assert y.isfinite().all()
@@ -216,8 +214,7 @@ def test_compile_and_export_are_whole_and_equal(case):
         expected = model(x)
         torch._dynamo.reset()
         compiled = torch.compile(model, fullgraph=True, backend=backend)(x)
-    exported = torch.export.export(model, (x,))
-    exported = exported.module() if callable(getattr(exported, 'module', None)) else exported
+    exported = torch.export.export(model, (x,)).module()
     for found in (compiled, exported(x)):
         assert all(relative_error(a, b) < 1e-4 for a, b in zip(found, expected, strict=True))
 
@@ -232,8 +229,7 @@ def test_compiled_training_gives_the_same_gradients(case, options):
     model = case.build(**options)
     x = torch.randn(1, 3, 230, 250)
     gradients = []
-    # torch 2.1's inductor mistakes the strides of scaled_dot_product_attention in training: graphs only
-    backend = 'aot_eager' if torch.__version__ < '2.2' or not options else 'inductor'
+    backend = 'inductor' if options else 'aot_eager'  # InLine's graphs hold nothing of our own making
     torch._dynamo.reset()
     for run in (model, torch.compile(model, fullgraph=True, backend=backend)):
         model.zero_grad()
@@ -242,11 +238,7 @@ def test_compiled_training_gives_the_same_gradients(case, options):
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize(
-    'name',
-    # torch 2.1 compares the batch with strides of CSwin's stripes, and would hold it below 16
-    ['inline_pvt', 'inline_swin', 'inline_deit'] + ['inline_cswin'] * (torch.__version__ >= '2.2'),
-)
+@pytest.mark.parametrize('name', ['inline_pvt', 'inline_swin', 'inline_deit', 'inline_cswin'])
 def test_exported_classifiers_take_any_batch(name):
     model = CASES[name].classify(num_classes=5).eval()
     x = torch.randn(3, 3, 70, 90)

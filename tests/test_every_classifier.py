@@ -1,4 +1,4 @@
-"""timm's contract, for every registered classifier: features, pruning, heads, optimizer groups, TorchScript.
+"""timm's contract, for every registered classifier: features, pruning, heads, optimizer groups.
 
 tests/timm_suite.py runs timm's own tests as well.
 """
@@ -119,28 +119,3 @@ def test_checkpointing_can_be_switched(case):
         model(x).square().sum().backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     assert all(relative_error(a, b) < 1e-4 for a, b in zip(*gradients, strict=True) if b.abs().max() > 0)
-
-
-@pytest.mark.filterwarnings('ignore:`torch.jit')
-@pytest.mark.parametrize(
-    ('name', 'options'),
-    [
-        ('soft', dict(num_landmarks=6)),
-        ('soft_pp', dict(num_landmarks=6)),
-        ('soft_pp', dict(num_landmarks=6, landmark_sampling='avg_pool')),
-        *((name, {}) for name in CASES if name.startswith('inline')),
-    ],
-    ids=str,
-)
-def test_torchscript_gives_the_same(name, options, tmp_path):
-    model = create(CASES[name], **options).eval()
-    torch.jit.script(model).save(tmp_path / 'model.pt')
-    scripted = torch.jit.load(tmp_path / 'model.pt')
-    weight = next(name for name, _ in model.named_parameters() if 'blocks.0.mlp.fc1.weight' in name)
-    for size in ((64, 80), (225, 130)):  # beyond the bound of landmarks as well
-        x = torch.randn(2, 3, *size)
-        expected = model(x)
-        assert relative_error(scripted(x), expected) < 1e-4
-        expected = torch.autograd.grad(expected.sum(), dict(model.named_parameters())[weight])
-    found = torch.autograd.grad(scripted(x).sum(), dict(scripted.named_parameters())[weight])
-    assert relative_error(found[0], expected[0]) < 1e-3

@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-from backbones import CASES
+from backbones import BATCH, CASES
 from conftest import relative_error
-
-# torch 2.1's exporter does not know these graphs; its stack comes without onnx
-pytestmark = pytest.mark.skipif(torch.__version__ < '2.6', reason='needs the exporter of torch 2.6')
 
 
 @pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
@@ -15,7 +12,7 @@ def test_onnxruntime_agrees(case, tmp_path):
     import onnxruntime
 
     model = case.build().eval()
-    shapes = ({0: torch.export.Dim('batch')},)
+    shapes = ({0: BATCH},)
     torch.onnx.export(
         model, (torch.randn(2, 3, 70, 97),), tmp_path / 'model.onnx', dynamo=True, dynamic_shapes=shapes, verbose=False
     )

@@ -32,6 +32,9 @@ ROOMS = [
 ]
 # These work without OpenMMLab; the others are made for it.
 STANDALONE = ['ops', 'layers', 'models', 'checkpoints']
+# Modules of Python that Windows is without.
+UNIX_ONLY = {'crypt', 'curses', 'fcntl', 'grp', 'nis', 'ossaudiodev', 'posix', 'pty', 'pwd', 'readline', 'resource'}
+UNIX_ONLY |= {'spwd', 'syslog', 'termios', 'tty'}
 # MMEngine's entry stands outside the order.
 OUTSIDE = {'mmsoft/registry.py', 'mmsoft/models/register.py', 'mmsoft/__init__.py'}
 
@@ -64,6 +67,26 @@ def test_imports_go_downward():
             if room in STANDALONE:
                 assert parts[0] not in {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm'}, f'{name} imports {imported}'
     assert checked > 10
+
+
+def imports(node):
+    """Modules that a tree imports anywhere, but for what an ``if`` on the platform or a ``try`` guards."""
+    if isinstance(node, ast.Try) or (isinstance(node, ast.If) and 'platform' in ast.unparse(node.test)):
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        yield node.module
+    for child in ast.iter_child_nodes(node):
+        yield from imports(child)
+
+
+def test_what_windows_lacks_is_not_imported():
+    guarded = 'if sys.platform == "linux":\n import pwd\ntry:\n import grp\nexcept ImportError:\n pass\n'
+    assert [*imports(ast.parse(guarded + 'def f():\n from resource import x'))] == ['resource']
+    for file in [*(ROOT / 'mmsoft').rglob('*.py'), *(ROOT / 'tools').glob('*.py')]:
+        found = {name.split('.')[0] for name in imports(ast.parse(file.read_text(encoding='utf-8')))}
+        assert not found & UNIX_ONLY, file
 
 
 def test_importing_is_light():

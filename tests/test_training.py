@@ -1,6 +1,5 @@
 """Training as users do it: real tools, real processes, kills, several processes, bad input."""
 
-import fcntl
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from small_runs import ENVIRONMENT, command, dump, losses, run, small_config
 
 from mmsoft.checkpoints import read_checkpoint
@@ -31,13 +31,12 @@ def assert_same_weights(first, second):
     assert not different, (len(different), len(first), different[:5])
 
 
-def descendants(number):
-    children = [int(c) for c in Path(f'/proc/{number}/task/{number}/children').read_text().split()]
-    return [*children, *(grandchild for child in children for grandchild in descendants(child))]
+def children(number):
+    return [int(child) for child in Path(f'/proc/{number}/task/{number}/children').read_text().split()]
 
 
-def kill_when(appears, arguments):
-    """Start, wait until the file is there, kill -9 the whole group."""
+def kill_when(appears, arguments, processes):
+    """Start, wait until the file is there, kill -9 the trainers; their data workers live on for some seconds."""
     process = subprocess.Popen(
         arguments,
         env=ENVIRONMENT,
@@ -50,7 +49,8 @@ def kill_when(appears, arguments):
         assert process.poll() is None, 'it ended before it could be killed'
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    for number in [process.pid, *descendants(process.pid)]:  # torchrun's workers have sessions of their own
+    trainers = children(process.pid) if processes > 1 else []  # of torchrun
+    for number in [process.pid, *trainers]:
         os.kill(number, signal.SIGKILL)
     process.wait()
 
@@ -64,7 +64,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(method, processes, tmp_path
     first, last = ('iter_4.pth', 'iter_12.pth') if method == 'upernet' else ('epoch_1.pth', 'epoch_3.pth')
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     run('train', config, '--work-dir', whole, processes=processes)
-    kill_when(broken / first, command('train', config, '--work-dir', broken, processes=processes, port=29512))
+    arguments = command('train', config, '--work-dir', broken, processes=processes, port=29512)
+    kill_when(broken / first, arguments, processes)
     assert not (broken / last).exists()
     resumed = run('train', config, '--work-dir', broken, '--resume', 'auto', processes=processes, port=29513)
     assert 'resumed epoch' in resumed.stdout + resumed.stderr
@@ -223,8 +224,7 @@ def test_what_is_wrong_is_said_before_anything_is_built(tmp_path, monkeypatch):
     assert '--no-pretrained' in text
     text = error_of(config, '--work-dir', tmp_path / 'run', '--launcher', 'pytorch')
     assert 'torchrun (tools/dist_train.sh)' in text
-    with (tmp_path / 'run' / '.lock').open('w') as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
+    with FileLock(tmp_path / 'run' / '.lock'):
         assert 'another training is at work' in error_of(config, '--work-dir', tmp_path / 'run')
     monkeypatch.setitem(ENVIRONMENT, 'WORLD_SIZE', '2')
     assert 'add --launcher pytorch' in error_of(config, '--work-dir', tmp_path / 'run')

@@ -44,8 +44,8 @@ _SKIPPED = {
     ('argparse', 'Namespace'),
     ('types', 'SimpleNamespace'),
     ('yacs.config', 'CfgNode'),
-    ('pathlib', 'PosixPath'),
-    ('pathlib', 'Path'),
+    # Python 3.13 alone has the second module
+    *((module, kind) for module in ('pathlib', 'pathlib._local') for kind in ('Path', 'PosixPath', 'WindowsPath')),
 }
 
 

@@ -4,7 +4,6 @@ Scenes hold textured shapes that overlap, over a ground and a sky. They are draw
 is the same wherever it is written.
 """
 
-import fcntl
 import json
 import math
 import shutil
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
+from filelock import FileLock
 
 WORLDS = ('coco', 'ade20k', 'cityscapes', 'imagenet')
 # Where each world lies under the root of the data.
@@ -123,13 +123,13 @@ def write_world(
     if _recipe_of(folder) == recipe:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f'.{folder.name}.miniature-lock').open('w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until the process ends, however it ends
+    with FileLock(folder.parent / f'.{folder.name}.miniature-lock'):  # the system lets go of it whatever happens
         found = _recipe_of(folder)
         if found is None and folder.exists():
             raise FileExistsError(f'{str(folder)!r} exists and is not a miniature world; give another root')
         if found != recipe:
-            draft = _empty_folder(folder.parent / f'.{folder.name}.miniature-draft')
+            draft = _absent(folder.parent / f'.{folder.name}.miniature-draft')
+            draft.mkdir()
             writers = dict(
                 coco=_write_coco, ade20k=_write_ade20k, cityscapes=_write_cityscapes, imagenet=_write_imagenet
             )
@@ -149,21 +149,20 @@ def _recipe_of(folder: Path) -> str | None:
         return None
 
 
-def _empty_folder(folder: Path) -> Path:
-    """A folder of ours, without what a killed process left in it."""
+def _absent(folder: Path) -> Path:
+    """A folder of ours that is to be made; what a killed process left of it is removed."""
     if folder.exists():
         shutil.rmtree(folder)
-    folder.mkdir()
     return folder
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
     """The whole world appears at once; an outdated one goes."""
-    outdated = _empty_folder(folder.parent / f'.{folder.name}.miniature-outdated')
+    outdated = _absent(folder.parent / f'.{folder.name}.miniature-outdated')  # Windows renames to no folder that exists
     if folder.exists():
         folder.rename(outdated)
     draft.rename(folder)
-    shutil.rmtree(outdated)
+    _absent(outdated)
 
 
 def _write_image(path: Path, image: np.ndarray) -> None:

@@ -246,6 +246,6 @@ def save(result: Result, out: str | Path) -> list[Path]:
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix('.json').write_text(json.dumps(result, indent=1, default=float) + '\n')
-    out.with_suffix('.md').write_text(f'{study_table(result)}\n\n{claims_table(result)}\n')
+    out.with_suffix('.md').write_text(f'{study_table(result)}\n\n{claims_table(result)}\n', encoding='utf-8')
     plots = plot_attention_study(result['scores'], costs_of(result), claims_by_label(result), TITLES, FACTORS, out)
     return [out.with_suffix('.json'), out.with_suffix('.md'), *plots]

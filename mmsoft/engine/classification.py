@@ -53,7 +53,7 @@ class ImageClassifier(BaseModel):
 
     def forward(
         self, inputs: Tensor, data_samples: Sequence[Any] | None = None, mode: str = 'tensor'
-    ) -> 'Tensor | dict[str, Tensor] | list[Any]':
+    ) -> Tensor | dict[str, Tensor] | list[Any]:
         """Images (B, 3, H, W) -> logits, ``dict(loss=...)``, or the samples with ``pred_scores`` (classes,)."""
         if isinstance(inputs, list):
             inputs = torch.stack(inputs)

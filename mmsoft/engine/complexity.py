@@ -21,9 +21,7 @@ def _attention_flops(query: tuple[int, ...], key: tuple[int, ...], value: tuple[
 
 def _counter() -> FlopCounterMode:
     """It sits below autograd and sees every product, Newton's steps and fused attention included."""
-    mapping = {}
-    if hasattr(torch.ops.aten, '_scaled_dot_product_flash_attention_for_cpu'):
-        mapping[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu] = _attention_flops
+    mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
     return FlopCounterMode(display=False, custom_mapping=mapping)
 
 

@@ -52,9 +52,8 @@ def start_processes(launcher: str, dist_cfg: Mapping[str, Any] | None = None) ->
         os.environ['MASTER_ADDR'] = _first_host(os.environ['SLURM_JOB_NODELIST'])
     os.environ.setdefault('MASTER_ADDR', '127.0.0.1')
     os.environ.setdefault('MASTER_PORT', '29500')
-    # torch 2.1 takes no None
-    patience = dict(timeout=timedelta(seconds=dist_cfg['timeout'])) if dist_cfg.get('timeout') else {}
-    torch.distributed.init_process_group('gloo', **patience)
+    timeout = timedelta(seconds=dist_cfg['timeout']) if dist_cfg.get('timeout') else None
+    torch.distributed.init_process_group('gloo', timeout=timeout)
 
 
 def part_processes() -> None:

@@ -15,8 +15,8 @@ _KEYS = {'Name', 'In Collection', 'Config', 'Metadata', 'Results', 'Weights'}
 def read_zoo(root: Path) -> list[dict]:
     """Every model of the index below ``root``, in order; what is wrong with an entry is an error."""
     models = []
-    for name in yaml.safe_load((root / INDEX).read_text())['Import']:
-        content = yaml.safe_load((root / name).read_text())
+    for name in yaml.safe_load((root / INDEX).read_text(encoding='utf-8'))['Import']:
+        content = yaml.safe_load((root / name).read_text(encoding='utf-8'))
         collections = {collection['Name'] for collection in content['Collections']}
         for model in content['Models']:
             _check(model, collections, name)
@@ -83,5 +83,6 @@ def update_readme(root: Path) -> Path:
     path = root / 'README.md'
     if not path.is_file():
         raise FileNotFoundError(f'{str(path)!r} does not exist: the README is written in a checkout only')
-    path.write_text(with_tables(path.read_text(), zoo_tables(read_zoo(root))))
+    text = with_tables(path.read_text(encoding='utf-8'), zoo_tables(read_zoo(root)))
+    path.write_text(text, encoding='utf-8')
     return path

@@ -1,16 +1,18 @@
 """Training and testing from a config file: everything that can fail early fails before a model is built."""
 
-import fcntl
+import errno
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import mmcv
 import numpy as np
 import torch
+from filelock import FileLock
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.dist import broadcast_object_list, is_main_process
@@ -39,6 +41,7 @@ from .config import (
     without_pretrained,
 )
 from .launch import start_processes
+from .lock import lock_work_dir
 from .runner import PARTIAL, Runner, latest_checkpoint
 
 TOP1 = 'accuracy/top1'
@@ -67,7 +70,7 @@ def train(
     the data; with the latter only the head learns. ``img_size`` is another size of its pictures.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
-    lock = _lock(work_dir)
+    lock = _start_alone(work_dir)
     randomness = dict(cfg.get('randomness') or {})
     cfg.randomness = dict(randomness, seed=randomness.get('seed') or 0 if seed is None else seed)
     if img_size is not None:
@@ -98,7 +101,8 @@ def train(
     runner = Runner.from_cfg(cfg)
     _check_room(runner)
     runner.train()
-    lock.close()
+    if lock is not None:
+        lock.release()
     return runner
 
 
@@ -288,18 +292,13 @@ def _check_work_dir(work_dir: str) -> None:
         ) from error
 
 
-def _lock(work_dir: str) -> TextIO:
-    """Held while training: two runs would overwrite each other's files. The system lets go of it whatever happens."""
-    lock = Path(work_dir, '.lock').open('w')  # noqa: SIM115 - the caller closes it
-    if is_main_process():
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not shared with data workers
-        except OSError as error:
-            raise OSError(
-                f'another training is at work in {work_dir!r} ({error}); end it first, or name another --work-dir'
-            ) from error
-        for partial in Path(work_dir).glob(f'*{PARTIAL}'):
-            partial.unlink()  # of a run that was killed while it wrote
+def _start_alone(work_dir: str) -> FileLock | None:
+    """The lock of the work directory, for the process that writes there, after it has cleared away what was left."""
+    if not is_main_process():
+        return None
+    lock = lock_work_dir(work_dir)
+    for partial in Path(work_dir).glob(f'*{PARTIAL}'):
+        partial.unlink()  # of a run that was killed while it wrote
     return lock
 
 
@@ -313,8 +312,7 @@ def _check_room(runner: Runner) -> None:
     )
     probe = Path(runner.work_dir, f'room{PARTIAL}')
     try:
-        with probe.open('wb') as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # also sees quotas and limits
+        _reserve(probe, size)
     except OSError as error:
         raise OSError(
             f'a checkpoint of this model takes {size / 2**20:.0f} MiB, for which {runner.work_dir!r} has no room '
@@ -322,6 +320,15 @@ def _check_room(runner: Runner) -> None:
         ) from error
     finally:
         probe.unlink(missing_ok=True)
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Take so many bytes of the disk, or raise an OSError; macOS and Windows can only be asked what is free."""
+    with path.open('wb') as file:
+        if hasattr(os, 'posix_fallocate'):
+            os.posix_fallocate(file.fileno(), 0, size)  # also sees quotas and limits
+        elif shutil.disk_usage(path.parent).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

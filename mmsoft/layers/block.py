@@ -28,8 +28,6 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, C) -> the same shape."""
-        if torch.jit.is_scripting():
-            return self._run(x)
         if x.device.type == 'meta' or is_compiling():
             return self._run(x)
         parts = x.flatten(0, -2).split(self.slice_length(x))
@@ -66,14 +64,11 @@ class PostNormBlock(nn.Module):
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
         y = self.attn(x, grid)
-        if torch.jit.is_scripting():
-            return self._add(x, y)
         if torch.is_grad_enabled() or self.training or x.device.type != 'cpu' or is_compiling() or has_hooks(self):
             return self._add(x, y)
         out = torch.empty(x.shape, dtype=x.dtype)
         length = self.mlp.slice_length(x)
-        parts = zip(*(t.flatten(0, 1).split(length) for t in (x, y, out)))  # noqa: B905 - torch 2.1 cannot trace strict
-        for x_part, y_part, out_part in parts:
+        for x_part, y_part, out_part in zip(*(t.flatten(0, 1).split(length) for t in (x, y, out)), strict=True):
             out_part.copy_(self._add(x_part, y_part))
         return out
 

@@ -1,7 +1,6 @@
 """CSwin's attention: branches that look along stripes of the map, at all of it, or at all of it by InLine."""
 
 from collections.abc import Sequence
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 import torch.nn.functional as F
@@ -98,8 +97,7 @@ class InLineBranch(Branch):
         y = inline_attention(self._heads(q), self._heads(k), self._heads(v))
         kernels = self.predictor(source.mean(1)) + self.lepe.weight.squeeze(1)  # (B, C, 3, 3)
         local = dynamic_depthwise(v.permute(0, 3, 1, 2), kernels).permute(0, 2, 3, 1)
-        y, bias = self._map(y, v) + local, self.lepe.bias
-        return y if bias is None else y + bias  # to TorchScript any convolution might have none
+        return self._map(y, v) + local + self.lepe.bias
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, kernel={self.kernel}'
@@ -110,23 +108,20 @@ class CrossShapedAttention(nn.Module):
 
     def __init__(self, dim: int, branches: Sequence[Branch], multiple: int = 1) -> None:
         super().__init__()
-        self.width, self.multiple = dim // len(branches), multiple
+        self.multiple = multiple
         self.qkv = Linear(dim, 3 * dim)
         self.branches = nn.ModuleList(branches)
         self.proj = Linear(dim, dim)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], source: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int], source: Tensor | None = None) -> Tensor:
         """x (B, H * W, C) on grid (H, W); source of the same shape, x itself by default."""
         if source is None:
             source = x
         height, width = grid_of(x, grid)
         q, k, v = self.qkv(to_multiples(x.unflatten(1, (height, width)), self.multiple)).chunk(3, -1)
-        parts = []
-        for index, branch in enumerate(self.branches):
-            start, end = index * self.width, (index + 1) * self.width
-            parts.append(branch(q[..., start:end], k[..., start:end], v[..., start:end], source[..., start:end]))
-        y = torch.cat(parts, -1)[:, :height, :width]
-        return self.proj(y.flatten(1, 2))
+        shares = zip(*(t.chunk(len(self.branches), -1) for t in (q, k, v, source)), strict=True)
+        parts = [branch(*share) for branch, share in zip(self.branches, shares, strict=True)]
+        return self.proj(torch.cat(parts, -1)[:, :height, :width].flatten(1, 2))
 
 
 class CSwinBlock(PreNormBlock):

@@ -1,8 +1,5 @@
 """What attentions with queries, keys and values share: projections, heads, grids and sequences."""
 
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
-
-import torch
 from torch import Tensor, nn
 
 from mmsoft.ops.checks import check, whole
@@ -42,10 +39,9 @@ class MultiHead(nn.Module):
         return f'num_heads={self.num_heads}'
 
 
-def grid_of(x: Tensor, grid: Optional[tuple[int, int]]) -> tuple[int, int]:
+def grid_of(x: Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
     """The grid of the last H * W tokens of x (B, T + H * W, C); a sequence, which has none, is a map of height 1."""
     if grid is None:
         return 1, x.shape[1]
-    if not torch.jit.is_scripting():
-        check(x.shape[1] >= grid[0] * grid[1], f'attention on grid {grid} takes (B, T + H * W, C)', x=x)
+    check(x.shape[1] >= grid[0] * grid[1], f'attention on grid {grid} takes (B, T + H * W, C)', x=x)
     return grid

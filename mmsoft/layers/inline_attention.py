@@ -1,7 +1,5 @@
 """InLine attention as a layer: projections, a kernel function, the operator, a predicted local term."""
 
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,7 +30,7 @@ class InLineAttention(MultiHead):
         self.kernel = choose('kernel', kernel, KERNELS)
         self.predictor = KernelPredictor(dim, num_heads) if local else None
 
-    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid = grid_of(x, grid)
         k, v = self.kv(x).chunk(2, -1)
@@ -57,10 +55,7 @@ class KernelPredictor(nn.Sequential):
 
     def forward(self, mean: Tensor) -> Tensor:
         """mean (B, C) -> kernels (B, C, 3, 3)."""
-        kernels = mean.unsqueeze(-1)
-        for layer in self:
-            kernels = layer(kernels)
-        return kernels.view(mean.shape[0], mean.shape[1], 3, 3)
+        return super().forward(mean.unsqueeze(-1)).view(*mean.shape, 3, 3)
 
 
 def feature_map(x: Tensor, kernel: str) -> Tensor:
@@ -70,5 +65,5 @@ def feature_map(x: Tensor, kernel: str) -> Tensor:
     if kernel == 'leaky_relu':
         return F.leaky_relu(x, 0.01)
     if kernel == 'exp':  # in float32, as float16 ends at exp(11); up to exp(40), or products of two would end it, too
-        return torch.exp((0.2 * x.to(compute_dtype([x]))).clamp(max=40.0))
+        return torch.exp((0.2 * x.to(compute_dtype(x))).clamp(max=40.0))
     return x

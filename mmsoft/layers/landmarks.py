@@ -23,7 +23,7 @@ class Landmarks(nn.Module):
     def __init__(
         self,
         head_dim: int,
-        ratio: 'int | tuple[int, int]',
+        ratio: int | tuple[int, int],
         num_landmarks: int | None = 49,
         sampling: str = 'conv',
         seed: int = 0,
@@ -35,11 +35,9 @@ class Landmarks(nn.Module):
         self.head_dim, self.num_landmarks = head_dim, num_landmarks
         self.ratio = pair('landmark window', ratio)
         self.sampling, self.seed = sampling, seed
-        learned = sampling == 'conv'  # the others have no parameters; TorchScript wants to see modules
-        self.conv = (
-            nn.Conv2d(head_dim, head_dim, self.ratio, stride=self.ratio, bias=False) if learned else nn.Identity()
-        )
-        self.norm = nn.LayerNorm(head_dim, eps=1e-5) if learned else nn.Identity()
+        if sampling == 'conv':  # the others have no parameters
+            self.conv = nn.Conv2d(head_dim, head_dim, self.ratio, stride=self.ratio, bias=False)
+            self.norm = nn.LayerNorm(head_dim, eps=1e-5)
 
     def forward(self, q: Tensor, grid: tuple[int, int]) -> Tensor:
         """q (B, H * W, h * d) on grid (H, W) -> landmarks (B, h, m, d)."""
@@ -49,7 +47,7 @@ class Landmarks(nn.Module):
             picked = self._pick(q, grid)  # (B, m, h * d)
             return picked.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
         windows = to_landmark_windows(to_map(q, grid), self.ratio, self.num_landmarks)
-        windows = windows.reshape(batch * heads, self.head_dim, windows.shape[-2], windows.shape[-1])
+        windows = windows.reshape(batch * heads, self.head_dim, *windows.shape[-2:])
         if self.sampling == 'avg_pool':
             pooled = F.avg_pool2d(windows, self.ratio).flatten(2).transpose(1, 2)
         else:

@@ -1,7 +1,5 @@
 """Plain linear attention: a feature map of queries and keys in place of the softmax."""
 
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +23,7 @@ class LinearAttention(MultiHead):
         super().__init__(dim, num_heads)
         self.kernel = choose('kernel', kernel, KERNELS)
 
-    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid_of(x, grid)
         q, k, v = self._project(x)
@@ -35,7 +33,7 @@ class LinearAttention(MultiHead):
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """phi of queries and keys (B, h, N, d), at least 0 and up to a factor of each query, which cancels."""
         scale = q.shape[-1] ** -0.25
-        q, k = q.to(compute_dtype([q])) * scale, k.to(compute_dtype([k])) * scale
+        q, k = q.to(compute_dtype(q)) * scale, k.to(compute_dtype(k)) * scale
         if self.kernel == 'elu':
             return F.elu(q) + 1, F.elu(k) + 1
         if self.kernel == 'relu':

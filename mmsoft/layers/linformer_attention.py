@@ -1,7 +1,5 @@
 """Linformer attention: softmax attention to a fixed number of learned mixtures of keys and values."""
 
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,7 +19,7 @@ class LinformerAttention(MultiHead):
     Leading tokens are keys and values of their own, unmixed.
     """
 
-    def __init__(self, dim: int, num_heads: int, length: 'int | tuple[int, int]', num_mixtures: int = 49) -> None:
+    def __init__(self, dim: int, num_heads: int, length: int | tuple[int, int], num_mixtures: int = 49) -> None:
         super().__init__(dim, num_heads)
         self.length = pair('length', length)
         whole('num_mixtures', num_mixtures)
@@ -31,7 +29,7 @@ class LinformerAttention(MultiHead):
         for mix in (self.mix_k, self.mix_v):  # mixtures as large as tokens
             nn.init.normal_(mix, std=count**-0.5)
 
-    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid = grid_of(x, grid)
         count = x.shape[1] - grid[0] * grid[1]

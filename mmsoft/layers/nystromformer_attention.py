@@ -1,7 +1,5 @@
 """Nystromformer attention: softmax attention approximated from landmarks of queries and keys."""
 
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
-
 import torch
 from torch import Tensor
 
@@ -24,7 +22,7 @@ class NystromformerAttention(MultiHead):
         self.landmarks = landmarks
         self.iterations = whole('iterations', iterations)
 
-    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         if grid is None:
             self.landmarks.check_sequence()

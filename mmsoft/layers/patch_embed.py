@@ -31,13 +31,6 @@ class ConvUnit(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if self.margin:
             x = F.pad(x, (0, self.margin, 0, self.margin))
-        if not torch.jit.is_scripting():
-            return self._run(x)
-        for layer in self:
-            x = layer(x)
-        return x
-
-    def _run(self, x: Tensor) -> Tensor:
         if x.device.type != 'cpu' or is_compiling():
             return super().forward(x)
         if self[0].weight.numel() > x.numel():

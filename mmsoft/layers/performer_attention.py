@@ -1,7 +1,5 @@
 """Performer attention (FAVOR+): softmax attention estimated by positive random features."""
 
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -24,12 +22,11 @@ class PerformerAttention(MultiHead):
         self.register_buffer('directions', torch.empty(num_features, dim // num_heads))
         self.redraw(seed)
 
-    @torch.jit.ignore
     def redraw(self, seed: int) -> None:
         """Draw the directions anew."""
         self.directions.copy_(orthogonal_directions(*self.directions.shape, seed))
 
-    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid_of(x, grid)
         q, k, v = self._project(x)

@@ -1,7 +1,6 @@
 """SOFT and SOFT++ attention as a layer: projections, landmarks, the operator, a local term."""
 
 import math
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ class SoftAttention(nn.Module):
         dim: int,
         num_heads: int,
         landmarks: Landmarks,
-        local_kernel: 'int | tuple[int, int]',
+        local_kernel: int | tuple[int, int],
         normalize: bool = True,
         newton_iters: int = 20,
         newton_backward: str = 'unrolled',
@@ -48,12 +47,12 @@ class SoftAttention(nn.Module):
         self.proj = Linear(dim, dim)
         nn.init.kaiming_uniform_(self.local, a=math.sqrt(5))
 
-    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         if grid is None:
             self.landmarks.check_sequence()
             if self.local.shape[2] != 1:
-                rows, columns = self.local.shape[2], self.local.shape[3]
+                rows, columns = self.local.shape[2:]
                 raise ValueError(f'a sequence takes a local kernel (1, k); this one has {rows} x {columns}')
         grid = grid_of(x, grid)
         v = self.v(x)
@@ -64,9 +63,7 @@ class SoftAttention(nn.Module):
         """x and v (B, N, C) -> the same shape; the queries live no longer than this."""
         scale = self.head_dim**-0.25  # put on the projection rather than on every token
         q = linear(x, self.q.weight * scale, self.q.bias * scale)
-        k: Optional[Tensor] = None
-        if self.k is not None:
-            k = self._split(linear(x, self.k.weight * scale, self.k.bias * scale))
+        k = None if self.k is None else self._split(linear(x, self.k.weight * scale, self.k.bias * scale))
         y = softmax_free_attention(
             self._split(q),
             self.landmarks(q[:, q.shape[1] - grid[0] * grid[1] :], grid),

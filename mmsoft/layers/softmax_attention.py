@@ -1,7 +1,6 @@
 """Ordinary softmax attention, with the ways to spare it some of its keys."""
 
 import math
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ class SoftmaxAttention(MultiHead):
         dim: int,
         num_heads: int,
         max_keys: int | None = None,
-        reduction: 'int | tuple[int, int]' = 1,
+        reduction: int | tuple[int, int] = 1,
         symmetric: bool = False,
     ) -> None:
         super().__init__(dim, num_heads)
@@ -40,10 +39,11 @@ class SoftmaxAttention(MultiHead):
             self.kv = Linear(dim, dim)  # values only
         self.reduction = pair('reduction', reduction)
         self.reduces = self.reduction != (1, 1)
-        self.reduce = nn.Conv2d(dim, dim, self.reduction, self.reduction) if self.reduces else nn.Identity()
-        self.reduce_norm = nn.LayerNorm(dim, eps=1e-5) if self.reduces else nn.Identity()
+        if self.reduces:
+            self.reduce = nn.Conv2d(dim, dim, self.reduction, self.reduction)
+            self.reduce_norm = nn.LayerNorm(dim, eps=1e-5)
 
-    def forward(self, x: Tensor, grid: Optional[tuple[int, int]] = None) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         if grid is None and self.reduction[0] != 1:
             rows, columns = self.reduction
@@ -60,22 +60,21 @@ class SoftmaxAttention(MultiHead):
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=log_weight)
         return self._join(y)
 
-    def _keys(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Optional[Tensor]]:
+    def _keys(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
         """Tokens for keys and values: all, or the leading ones and the reduced or averaged grid.
 
         With averages comes a bias that counts each as its many tokens.
         """
         if self.reduces:
             return self._reduced(x, grid), None
-        if self.max_keys is not None:  # noqa: SIM102 - alone, so that TorchScript passes by what None has no part in
-            if grid[0] * grid[1] > self.max_keys:
-                return self._averaged(x, grid, max(self.max_keys // 2, 1))
+        if self.max_keys is not None and grid[0] * grid[1] > self.max_keys:
+            return self._averaged(x, grid, max(self.max_keys // 2, 1))
         return x, None
 
-    def _averaged(self, x: Tensor, grid: tuple[int, int], limit: int) -> tuple[Tensor, Optional[Tensor]]:
+    def _averaged(self, x: Tensor, grid: tuple[int, int], limit: int) -> tuple[Tensor, Tensor | None]:
         count = grid[0] * grid[1]
         leading, tokens = x[:, : x.shape[1] - count], x[:, x.shape[1] - count :]
-        pooled = to_tokens(F.adaptive_avg_pool2d(to_map(tokens, grid), bounded_grid(grid[0], grid[1], limit)))
+        pooled = to_tokens(F.adaptive_avg_pool2d(to_map(tokens, grid), bounded_grid(*grid, limit)))
         if not leading.shape[1]:
             return pooled, None  # all keys count alike: the softmax does not see a common factor
         log_weight = x.new_zeros(1, leading.shape[1] + pooled.shape[1])

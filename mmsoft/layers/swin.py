@@ -17,7 +17,7 @@ class PatchMerging(swin.PatchMerging):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, 2 C, H / 2, W / 2), rounded up."""
-        # the parent's forward, which TorchScript cannot call, for maps
+        # the parent's forward, for maps, with the padding that torch.compile follows where sizes are symbols
         x = to_multiples(x.permute(0, 2, 3, 1), 2)
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # (B, H / 2, 2, W / 2, 2, C)
         x = x.permute(0, 1, 3, 4, 2, 5).flatten(3)  # (row, column) = (0, 0), (1, 0), (0, 1), (1, 1)

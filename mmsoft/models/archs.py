@@ -29,7 +29,7 @@ ARCHS = {
 }
 
 
-def resolve_arch(arch: 'str | Mapping | Arch', archs: Mapping[str, tuple] = ARCHS, more: str = '') -> tuple:
+def resolve_arch(arch: str | Mapping | Arch, archs: Mapping[str, tuple] = ARCHS, more: str = '') -> tuple:
     """A name of ``archs``, or ``dict(dims=..., heads=..., depths=...)`` of an integer a stage.
 
     ``more`` says in the message of an error which further keys the caller takes.

@@ -5,7 +5,7 @@ The methods are those that timm expects of a model; timm itself is not needed.
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any, Optional  # TorchScript of torch 2.1 knows no | in annotations
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,12 +73,11 @@ class Classifier(nn.Module):
         return self._features(to_channels_last(x, self.in_channels))
 
     def _features(self, x: Tensor) -> Tensor:
-        for index, stage in enumerate(self.stages):  # TorchScript cannot iterate over a part of a list
-            if index < len(self.stages) - 1:
-                x = stage(x)
+        for stage in self.stages[:-1]:
+            x = stage(x)
         return self._last_stage(x, None)
 
-    def _last_stage(self, x: Tensor, output: Optional[Tensor]) -> Tensor:
+    def _last_stage(self, x: Tensor, output: Tensor | None) -> Tensor:
         """Tokens that forward_features gives, from the map before the last stage and, if known, the one after it."""
         if output is None:
             output = self.stages[-1](x)
@@ -119,7 +118,7 @@ class Classifier(nn.Module):
         stop_early: bool = False,
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
-    ) -> 'list[Tensor] | tuple[Tensor, list[Tensor]]':
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Maps of stages, as timm asks for them: those of the backbone, which has no class token in a pyramid.
 
         ``indices``: stage numbers, the last so many, or all; ``norm``: normalise as the backbone
@@ -213,7 +212,7 @@ class SOFTClassifier(Classifier, SOFT):
 
     pools = ('token', 'avg', '')
 
-    def __init__(self, arch: 'str | Mapping | Arch' = 'small', **options: Any) -> None:
+    def __init__(self, arch: str | Mapping | Arch = 'small', **options: Any) -> None:
         super().__init__(arch, **options)
         self.cls_token = nn.Parameter(torch.empty(1, 1, self.num_features))
         self.cls_position = nn.Parameter(torch.empty(1, 1, self.num_features))
@@ -230,12 +229,10 @@ class SOFTClassifier(Classifier, SOFT):
             self.cls_position.requires_grad_(False)
         return self
 
-    def _last_stage(self, x: Tensor, output: Optional[Tensor]) -> Tensor:
+    def _last_stage(self, x: Tensor, output: Tensor | None) -> Tensor:
         if self.cls_token is not None:
             return self.norm(self.stages[-1](x, (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)))
-        if output is None:
-            output = self.stages[-1](x)
-        return self.norm(output.flatten(2).transpose(1, 2))
+        return super()._last_stage(x, output)
 
     def _prune_rest(self, norm: bool, head: bool) -> None:
         if head:

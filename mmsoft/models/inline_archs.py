@@ -47,7 +47,7 @@ CSWIN_ARCHS = {
 
 
 def resolve_inline_arch(
-    arch: 'str | Mapping | InLineArch', archs: Mapping[str, InLineArch], stages: int, mixed: bool
+    arch: str | Mapping | InLineArch, archs: Mapping[str, InLineArch], stages: int, mixed: bool
 ) -> InLineArch:
     """A name of ``archs``, or ``dict(dims=..., heads=..., depths=...)`` of an integer a stage.
 

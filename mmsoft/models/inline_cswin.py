@@ -37,7 +37,7 @@ class InLineCSwin(InLinePyramid):
     inline_stages = 2
     mixed = True
 
-    def __init__(self, arch: 'str | Mapping | InLineArch' = 'tiny', *, window_size: int = 7, **options: Any) -> None:
+    def __init__(self, arch: str | Mapping | InLineArch = 'tiny', *, window_size: int = 7, **options: Any) -> None:
         self.window_size = whole('window_size', window_size)
         super().__init__(arch, **options)
 

@@ -44,7 +44,7 @@ class InLineDeiT(Backbone):
 
     def __init__(
         self,
-        arch: 'str | Mapping | InLineArch' = 'tiny',
+        arch: str | Mapping | InLineArch = 'tiny',
         *,
         kernel: str = 'identity',
         in_channels: int = 3,
@@ -91,7 +91,7 @@ class InLineDeiT(Backbone):
         maps = self.pyramid(to_map(self.norm(tokens[:, 1:]), grid))
         sizes = [embedded_size((height, width), stride) for stride in self.strides]
         # the grid may reach beyond the image, at the right and bottom
-        return tuple(m[:, :, : size[0], : size[1]].contiguous() for m, size in zip(maps, sizes))  # noqa: B905
+        return tuple(m[:, :, : size[0], : size[1]].contiguous() for m, size in zip(maps, sizes, strict=True))
 
     def _embedded(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Images, channels last -> tokens (B, 1 + H' * W', dim), the class token first, and their grid."""
@@ -119,7 +119,7 @@ class InLineDeiTClassifier(Classifier, InLineDeiT):
 
     pools = ('token', 'avg', '')
 
-    def __init__(self, arch: 'str | Mapping | InLineArch' = 'tiny', **options: Any) -> None:
+    def __init__(self, arch: str | Mapping | InLineArch = 'tiny', **options: Any) -> None:
         super().__init__(arch, **options)
         del self.pyramid
         self.num_prefix_tokens = 1
@@ -130,7 +130,7 @@ class InLineDeiTClassifier(Classifier, InLineDeiT):
     def _features(self, x: Tensor) -> Tensor:
         x, grid = self._embedded(x)
         for block in self.blocks:
-            x = block(x, grid) if torch.jit.is_scripting() else run_layer(block, x, grid, self.with_cp)
+            x = run_layer(block, x, grid, self.with_cp)
         return self.norm(x)
 
     def forward_intermediates(
@@ -141,7 +141,7 @@ class InLineDeiTClassifier(Classifier, InLineDeiT):
         stop_early: bool = False,
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
-    ) -> 'list[Tensor] | tuple[Tensor, list[Tensor]]':
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Maps of layers, all of stride 16, as timm asks for them; class tokens left out.
 
         ``indices``: layer numbers, the last so many, or all; ``norm``: apply the final norm to every

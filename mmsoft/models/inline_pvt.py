@@ -28,7 +28,7 @@ class InLinePVT(InLinePyramid):
 
     def __init__(
         self,
-        arch: 'str | Mapping | InLineArch' = 'tiny',
+        arch: str | Mapping | InLineArch = 'tiny',
         *,
         mlp_ratios: Sequence[int] = (8, 8, 4, 4),
         **options: Any,

@@ -39,7 +39,7 @@ class InLinePyramid(Backbone):
 
     def __init__(
         self,
-        arch: 'str | Mapping | InLineArch' = 'tiny',
+        arch: str | Mapping | InLineArch = 'tiny',
         *,
         kernel: str = 'identity',
         in_channels: int = 3,

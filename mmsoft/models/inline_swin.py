@@ -28,7 +28,7 @@ class InLineSwin(InLinePyramid):
     inline_stages = 3
     mixed = True
 
-    def __init__(self, arch: 'str | Mapping | InLineArch' = 'tiny', *, window_size: int = 7, **options: Any) -> None:
+    def __init__(self, arch: str | Mapping | InLineArch = 'tiny', *, window_size: int = 7, **options: Any) -> None:
         self.window_size = whole('window_size', window_size)
         super().__init__(arch, **options)
         if any(2 * small != large for small, large in zip(self.arch.dims[:3], self.arch.dims[1:], strict=True)):

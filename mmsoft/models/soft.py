@@ -61,7 +61,7 @@ class SOFT(Backbone):
 
     def __init__(
         self,
-        arch: 'str | Mapping | Arch' = 'small',
+        arch: str | Mapping | Arch = 'small',
         *,
         attn: Spec | Sequence[Spec] = 'soft_pp',
         pyramid: bool = True,

@@ -1,7 +1,6 @@
 """A stage of a backbone: patch embedding, position table, layers."""
 
 from collections.abc import Sequence
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ class Stage(nn.Module):
         self.embed, self.position, self.blocks = embed, position, nn.ModuleList(blocks)
         self.with_cp = with_cp
 
-    def forward(self, x: Tensor, leading: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, leading: Tensor | None = None) -> Tensor:
         """x (B, C', H', W') -> (B, C, H, W); with ``leading`` tokens (B, T, C), all tokens (B, T + H * W, C)."""
         x = self.position(self.embed(x))
         grid = (x.shape[2], x.shape[3])
@@ -27,7 +26,7 @@ class Stage(nn.Module):
         if leading is not None:
             tokens = torch.cat((leading, tokens), 1)
         for block in self.blocks:
-            tokens = block(tokens, grid) if torch.jit.is_scripting() else run_layer(block, tokens, grid, self.with_cp)
+            tokens = run_layer(block, tokens, grid, self.with_cp)
         return to_map(tokens, grid) if leading is None else tokens
 
 
@@ -40,6 +39,5 @@ def run_layer(layer: nn.Module, x: Tensor, grid: tuple[int, int], with_cp: bool)
 
 def to_channels_last(x: Tensor, in_channels: int) -> Tensor:
     """Images in the layout that every stage keeps: (B, C, H, W) with tokens contiguous in memory."""
-    if not torch.jit.is_scripting():
-        check(x.dim() == 4 and x.shape[1] == in_channels, f'the model takes images (B, {in_channels}, H, W)', x=x)
+    check(x.dim() == 4 and x.shape[1] == in_channels, f'the model takes images (B, {in_channels}, H, W)', x=x)
     return x.contiguous(memory_format=torch.channels_last)

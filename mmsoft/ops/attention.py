@@ -1,12 +1,10 @@
 """Softmax-free attention: Nystrom's approximation of a Gaussian kernel, without or with normalisation."""
 
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
-
 import torch
 from torch import Tensor
 
-from .checks import check, compute_dtype, no_autocast, saturating_cast
-from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
+from .checks import check, compute_dtype, no_autocast
+from .gaussian import gaussian_gram, gaussian_kernel_reference
 from .kernel_products import kernel_product, kernel_slices, kernel_transposed_product
 from .newton import guarded_scale, guarded_scale_reference, matrix_scale, newton_inverse, newton_oracle
 
@@ -20,7 +18,7 @@ def softmax_free_attention_reference(
     *,
     normalize: bool = True,
     iterations: int = 20,
-    k: Optional[Tensor] = None,
+    k: Tensor | None = None,
 ) -> Tensor:
     """Slow reference in float64: the N x N matrix of the paper's equation 17 (9 if not normalised)."""
     q, landmarks, v = q.double(), landmarks.double(), v.double()
@@ -44,7 +42,7 @@ def softmax_free_attention(
     normalize: bool = True,
     iterations: int = 20,
     backward: str = 'unrolled',
-    k: Optional[Tensor] = None,
+    k: Tensor | None = None,
 ) -> Tensor:
     """``P A^+ P' v`` (SOFT) or ``P D^(-1/2) A^+ D^(-1/2) P' v`` (SOFT++) in O(N m d).
 
@@ -54,18 +52,12 @@ def softmax_free_attention(
     Gives (B, h, N, e) in v's dtype, computed in float32 or better whatever the autocast dtype; values
     that float16 cannot hold saturate.
     """
-    dtype = compute_dtype([q, landmarks, v])
+    dtype = compute_dtype(q, landmarks, v)
     if not normalize and q.device.type == 'cpu':
         # Without normalisation large terms cancel: rounding in float32, which differs from batch to batch,
         # would show in the fifth digit. A CPU has float64 at half the speed; a GPU would pay far more.
         dtype = torch.float64
     landmarks = landmarks.to(dtype)
-    if torch.jit.is_scripting():  # it knows no autograd functions and no contexts: K exists whole
-        kernel = gaussian_kernel(q.to(dtype), landmarks)
-        of_keys = kernel if k is None else gaussian_kernel(k.to(dtype), landmarks)
-        context = torch.matmul(of_keys.transpose(-1, -2), v.to(dtype))
-        context = _apply_inverse(landmarks, context, normalize, iterations, backward)
-        return saturating_cast(torch.matmul(kernel, context), v.dtype)
     check(
         q.dim() == landmarks.dim() == v.dim() == 4
         and q.shape[:2] == landmarks.shape[:2] == v.shape[:2]
@@ -87,9 +79,7 @@ def softmax_free_attention(
     return kernel_product(q, landmarks, context, v, kernels).transpose(1, 2)
 
 
-def _apply_inverse(
-    landmarks: Tensor, context: Tensor, normalize: bool, iterations: int, backward: str, ridge: float = RIDGE
-) -> Tensor:
+def _apply_inverse(landmarks: Tensor, context: Tensor, normalize: bool, iterations: int, backward: str) -> Tensor:
     """A^+ times context (B, h, m, e), or D^(-1/2) A^+ D^(-1/2) times it, for A = k(landmarks, landmarks)."""
     a = gaussian_gram(landmarks)  # (B, h, m, m)
     alpha = guarded_scale(a) if normalize else matrix_scale(a)
@@ -98,5 +88,5 @@ def _apply_inverse(
     if normalize:
         root = a.sum(-1, keepdim=True).rsqrt()  # D^(-1/2) as (B, h, m, 1)
         return root * torch.matmul(newton_inverse(a, alpha, iterations, backward), root * context)
-    ridged = a + ridge * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    ridged = a + RIDGE * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     return torch.matmul(newton_inverse(ridged, alpha, iterations, backward), context)

@@ -45,10 +45,9 @@ def choose(option: str, value: Any, choices: Iterable[Any]) -> Any:
     return value
 
 
-def compute_dtype(tensors: list[Tensor]) -> torch.dtype:
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """Half precision is accumulated in float32; float32 and float64 stay as they are."""
-    # a list, as TorchScript knows no generators
-    return torch.float64 if any([t.dtype == torch.float64 for t in tensors]) else torch.float32  # noqa: C419
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
 def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
@@ -59,9 +58,7 @@ def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
 
 def is_compiling() -> bool:
     """Whether a graph is being made, by torch.compile, torch.export or torch.jit.trace."""
-    if hasattr(torch.compiler, 'is_compiling'):
-        return torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return torch._dynamo.is_compiling() or torch.jit.is_tracing()  # torch 2.1
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -22,23 +22,18 @@ def gaussian_kernel(x: Tensor, y: Tensor) -> Tensor:
     Exponents are formed in float32 under any autocast dtype: in half precision a squared distance
     of 10 would be off by several per cent once it is exponentiated.
     """
-    if torch.jit.is_scripting():  # knows no contexts
-        return _kernel(x, y)
     check(
         x.dim() >= 2 and x.dim() == y.dim() and x.shape[-1] == y.shape[-1],
         'gaussian_kernel takes x (..., N, d) and y (..., m, d) of one width d',
         x=x,
         y=y,
     )
-    dtype = compute_dtype([x, y])
+    dtype = compute_dtype(x, y)
     with no_autocast(x):
-        return _kernel(x.to(dtype), y.to(dtype))
-
-
-def _kernel(x: Tensor, y: Tensor) -> Tensor:
-    # -|x - y|^2 / 2 = x.y - |x|^2 / 2 - |y|^2 / 2, at most 0 but for rounding
-    half_x, half_y = x.square().sum(-1, keepdim=True) / 2, y.square().sum(-1) / 2
-    return _bounded_exp(torch.matmul(x, y.transpose(-1, -2)) - half_x - half_y.unsqueeze(-2))
+        x, y = x.to(dtype), y.to(dtype)
+        # -|x - y|^2 / 2 = x.y - |x|^2 / 2 - |y|^2 / 2, at most 0 but for rounding
+        half_x, half_y = x.square().sum(-1, keepdim=True) / 2, y.square().sum(-1) / 2
+        return _bounded_exp(torch.matmul(x, y.transpose(-1, -2)) - half_x - half_y.unsqueeze(-2))
 
 
 def gaussian_gram(x: Tensor) -> Tensor:
@@ -47,18 +42,13 @@ def gaussian_gram(x: Tensor) -> Tensor:
     Norms are read off the diagonal of the product, so that the exponent of a point with itself
     cancels exactly however long the vectors are.
     """
-    if torch.jit.is_scripting():
-        return _gram(x)
     check(x.dim() >= 2, 'gaussian_gram takes x (..., m, d)', x=x)
     with no_autocast(x):
-        return _gram(x.to(compute_dtype([x])))
+        x = x.to(compute_dtype(x))
+        product = torch.matmul(x, x.transpose(-1, -2))
+        half = product.diagonal(dim1=-2, dim2=-1) / 2
+        return _bounded_exp(product - half.unsqueeze(-1) - half.unsqueeze(-2))
 
 
-def _gram(x: Tensor) -> Tensor:
-    product = torch.matmul(x, x.transpose(-1, -2))
-    half = product.diagonal(dim1=-2, dim2=-1) / 2
-    return _bounded_exp(product - half.unsqueeze(-1) - half.unsqueeze(-2))
-
-
-def _bounded_exp(exponent: Tensor, least: float = LEAST_EXPONENT) -> Tensor:  # TorchScript sees no globals
-    return exponent.clamp(least, 0.0).exp()
+def _bounded_exp(exponent: Tensor) -> Tensor:
+    return exponent.clamp(LEAST_EXPONENT, 0.0).exp()

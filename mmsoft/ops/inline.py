@@ -26,10 +26,6 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q (B, h, N, d) and k (B, h, n, d), both after the kernel function, v (B, h, n, e) -> (B, h, N, e) in
     v's dtype, computed in float32 or better whatever the autocast dtype.
     """
-    dtype = compute_dtype([q, k, v])
-    if torch.jit.is_scripting():  # it knows no contexts
-        matrix, mean = _summary(k.to(dtype), v.to(dtype))
-        return saturating_cast(torch.matmul(q.to(dtype), matrix) + mean, v.dtype)
     check(
         q.dim() == k.dim() == v.dim() == 4
         and q.shape[:2] == k.shape[:2] == v.shape[:2]
@@ -40,6 +36,7 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k=k,
         v=v,
     )
+    dtype = compute_dtype(q, k, v)
     with no_autocast(q):
         matrix, mean = _summary(k.to(dtype), v.to(dtype))
         y = linear_by_head(q.to(dtype).transpose(1, 2), matrix.transpose(-1, -2), mean.squeeze(2))
@@ -70,8 +67,6 @@ def dynamic_depthwise(x: Tensor, kernels: Tensor) -> Tensor:
     As one convolution it has B C groups, and a graph that is exported would hold that number: graphs are a
     sum of nine shifted products. CPUs have a fast convolution for each image that is channels last.
     """
-    if torch.jit.is_scripting():
-        return _shifted_products(x, kernels)
     check(
         x.dim() == 4 and kernels.shape == (*x.shape[:2], 3, 3),
         'dynamic_depthwise takes x (B, C, H, W) and kernels (B, C, 3, 3)',
@@ -91,7 +86,7 @@ def dynamic_depthwise(x: Tensor, kernels: Tensor) -> Tensor:
 
 def _shifted_products(x: Tensor, kernels: Tensor) -> Tensor:
     height, width = x.shape[2], x.shape[3]
-    dtype = compute_dtype([x, kernels])
+    dtype = compute_dtype(x, kernels)
     padded, kernels = F.pad(x.to(dtype), (1, 1, 1, 1)), kernels.to(dtype)
     y = torch.zeros_like(x, dtype=dtype)
     for i in range(3):

@@ -61,7 +61,7 @@ class _KernelProduct(torch.autograd.Function):
         ctx.save_for_backward(q, landmarks, c)
         ctx.kernels = len(kernels)
         y = torch.empty(q.shape[:3] + c.shape[3:], dtype=like.dtype, device=q.device)
-        for i, at in enumerate(_slices(q, landmarks, len(kernels))):
+        for i, at in enumerate(_slices(q, landmarks)):
             kernel = kernels[i] if kernels else _kernel(q[at].to(c.dtype), landmarks[at[0]])
             y[at] = saturating_cast(linear_by_head(kernel, c[at[0]].transpose(-1, -2)), like.dtype)
         return y
@@ -88,7 +88,7 @@ class _KernelTransposedProduct(torch.autograd.Function):
         ctx.save_for_backward(q, landmarks, v)
         ctx.kernels = len(kernels)
         y = landmarks.new_zeros(landmarks.shape[:3] + v.shape[3:])
-        for i, at in enumerate(_slices(q, landmarks, len(kernels))):
+        for i, at in enumerate(_slices(q, landmarks)):
             kernel = kernels[i] if kernels else _kernel(q[at].to(y.dtype), landmarks[at[0]])
             y[at[0]] += _contract(kernel, v[at].to(y.dtype))
         return y
@@ -113,14 +113,11 @@ def _entries(q: Tensor, landmarks: Tensor) -> int:
     return q.shape[0] * q.shape[1] * q.shape[2] * landmarks.shape[2]
 
 
-def _slices(q: Tensor, landmarks: Tensor, kernels: int = 0) -> list[tuple[slice, slice]]:
-    """Images and tokens to take at a time: on CPUs one image and what stays in cache, else all images.
-
-    A single one of ``kernels`` is that of all: torch 2.1 traces it so, but runs the products' code as it is.
-    """
+def _slices(q: Tensor, landmarks: Tensor) -> list[tuple[slice, slice]]:
+    """Images and tokens to take at a time: on CPUs one image and what stays in cache, else all images."""
     batch, count, heads = q.shape[:3]
     images, entries = [slice(None)], SLICE // max(batch, 1)
-    if is_compiling() or kernels == 1:
+    if is_compiling():
         return [(slice(None), slice(None))]
     if q.device.type == 'cpu':
         images, entries = [slice(i, i + 1) for i in range(batch)], CPU_SLICE

@@ -1,7 +1,6 @@
 """Which grid of landmarks a map of tokens gets, and how the map is brought to it."""
 
 import math
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
 
 import torch
 import torch.nn.functional as F
@@ -21,39 +20,25 @@ def bounded_grid(height: int, width: int, limit: int) -> tuple[int, int]:
     before = 0
     while (before + 1) * width <= (limit // (before + 1)) * height:
         before += 1
-    best, best_quality = (1, 1), (0.0, 0.0, 0.0)  # any grid is denser than 0
-    for gh in [before, before + 1]:
+    candidates = []
+    for gh in (before, before + 1):
         if 1 <= gh <= limit:
             gw = limit // gh
             # either side may shrink to the map's own shape without making the sampling less even
-            for grid in [(gh, gw), (gh, gh * width // height), (gh, -(-gh * width // height))]:
-                best, best_quality = _better(grid, best, best_quality, height, width, limit)
-            for grid in [(limit // gw, gw), (gw * height // width, gw), (-(-gw * height // width), gw)]:
-                best, best_quality = _better(grid, best, best_quality, height, width, limit)
+            candidates += [(gh, side) for side in (gw, gh * width // height, -(-gh * width // height))]
+            candidates += [(side, gw) for side in (limit // gw, gw * height // width, -(-gw * height // width))]
+    best, best_quality = (1, 1), (0, 0.0, 0)  # any grid is denser than 0
+    for gh, gw in candidates:
+        if gh >= 1 and gw >= 1 and gh * gw <= limit:
+            # min(gh / H, gw / W) times H W, exact in integers
+            evenness, likeness = min(gh * width, gw * height), -abs(math.log((gh * width) / (gw * height)))
+            quality = (evenness, likeness, gh * gw)
+            if quality > best_quality:
+                best, best_quality = (gh, gw), quality
     return best
 
 
-def _better(
-    grid: tuple[int, int],
-    best: tuple[int, int],
-    best_quality: tuple[float, float, float],
-    height: int,
-    width: int,
-    limit: int,
-) -> tuple[tuple[int, int], tuple[float, float, float]]:
-    gh, gw = grid
-    if gh < 1 or gw < 1 or gh * gw > limit:
-        return best, best_quality
-    # min(gh / H, gw / W) times H W, exact in integers
-    evenness, likeness = min(gh * width, gw * height), -abs(math.log((gh * width) / (gw * height)))
-    quality = (float(evenness), likeness, float(gh * gw))
-    for i in range(len(quality)):  # TorchScript does not compare tuples
-        if quality[i] != best_quality[i]:
-            return (grid, quality) if quality[i] > best_quality[i] else (best, best_quality)
-    return best, best_quality
-
-
-def landmark_grid(height: int, width: int, window: tuple[int, int], num_landmarks: Optional[int]) -> tuple[int, int]:
+def landmark_grid(height: int, width: int, window: tuple[int, int], num_landmarks: int | None) -> tuple[int, int]:
     """Landmarks (gh, gw) of an (H, W) map whose landmark window is (rh, rw).
 
     One for each whole window, as published, while these are at most ``num_landmarks``; the
@@ -65,14 +50,13 @@ def landmark_grid(height: int, width: int, window: tuple[int, int], num_landmark
     return bounded_grid(height, width, num_landmarks)
 
 
-def to_landmark_windows(x: Tensor, window: tuple[int, int], num_landmarks: Optional[int]) -> Tensor:
+def to_landmark_windows(x: Tensor, window: tuple[int, int], num_landmarks: int | None) -> Tensor:
     """Prepare x (B, C, H, W) for a window (rh, rw) of that stride to give the landmark grid.
 
     Where the grid is bounded, x is averaged down to (gh * rh, gw * rw): the window sees the scale that it was
     trained on and every token contributes. A map smaller than one window is zero-padded at the right and bottom.
     """
-    if not torch.jit.is_scripting():
-        check(x.dim() == 4, 'to_landmark_windows takes a map (B, C, H, W)', x=x)
+    check(x.dim() == 4, 'to_landmark_windows takes a map (B, C, H, W)', x=x)
     height, width = x.shape[-2:]
     gh, gw = landmark_grid(height, width, window, num_landmarks)
     if (gh, gw) != _whole_windows(height, width, window):

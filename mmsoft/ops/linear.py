@@ -1,7 +1,5 @@
 """Products of many tokens with few weights, by the fastest public road of each device."""
 
-from typing import Optional  # TorchScript of torch 2.1 knows no | in annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,17 +11,15 @@ from .checks import is_compiling
 CONVOLVE = torch.backends.mkldnn.is_available()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W' + b``, as :func:`torch.nn.functional.linear`: x (..., C), weight (K, C) -> (..., K)."""
-    if torch.jit.is_scripting():
-        return F.linear(x, weight, bias)
     if not _convolves(x):
         return F.linear(x, weight, bias)
     y = _convolve(x.reshape(-1, x.shape[-1]), weight, bias, 1)
     return y.view(x.shape[:-1] + weight.shape[:1])
 
 
-def linear_by_head(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+def linear_by_head(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear map for every image and head: x (B, N, h, d), weight (B, h, k, d), bias (B, h, k) -> (B, N, h, k)."""
     if x.shape[0] == 1 and x.dtype == torch.float32 and _convolves(x):
         heads, outputs = weight.shape[1:3]
@@ -40,7 +36,7 @@ def _convolves(x: Tensor) -> bool:
     return x.dtype != torch.float64 and x.numel() > 0
 
 
-def _convolve(x: Tensor, weight: Tensor, bias: Optional[Tensor], groups: int) -> Tensor:
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
     """x (N, groups * C), weight (groups * K, C) -> (N, groups * K)."""
     # (1, groups * C, 1, N), channels last; only these views keep it so forward and, for the gradient, backward
     rows = x.unsqueeze(0).transpose(1, 2).unsqueeze(2)

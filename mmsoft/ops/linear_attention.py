@@ -20,8 +20,6 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     q (B, h, N, f), k (B, h, M, f), v (B, h, M, e) -> (B, h, N, e) in v's dtype, computed in float32 or better.
     """
-    if torch.jit.is_scripting():  # knows no contexts
-        return _attend(q, k, v, compute_dtype([q, k, v]))
     check(
         q.dim() == k.dim() == v.dim() == 4 and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3],
         'linear_attention takes features q (B, h, N, f) and k (B, h, M, f), and v (B, h, M, e)',
@@ -29,13 +27,10 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k=k,
         v=v,
     )
+    dtype = compute_dtype(q, k, v)
     with no_autocast(q):
-        return _attend(q, k, v, compute_dtype([q, k, v]))
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, least: float = LEAST_SUM) -> Tensor:
-    q, k = q.to(dtype), k.to(dtype)
-    # means over keys, not sums, so that nothing grows with their number
-    context = torch.matmul(k.transpose(-1, -2), v.to(dtype)) / k.shape[2]  # (B, h, f, e)
-    total = torch.matmul(q, k.mean(2).unsqueeze(-1)).clamp(min=least)  # (B, h, N, 1)
-    return saturating_cast(torch.matmul(q, context) / total, v.dtype)
+        q, k = q.to(dtype), k.to(dtype)
+        # means over keys, not sums, so that nothing grows with their number
+        context = torch.matmul(k.transpose(-1, -2), v.to(dtype)) / k.shape[2]  # (B, h, f, e)
+        total = torch.matmul(q, k.mean(2).unsqueeze(-1)).clamp(min=LEAST_SUM)  # (B, h, N, 1)
+        return saturating_cast(torch.matmul(q, context) / total, v.dtype)

@@ -40,8 +40,7 @@ def guarded_scale_reference(a: Tensor) -> Tensor:
 
 def matrix_scale(a: Tensor) -> Tensor:
     """SOFT: ``alpha = 0.9 * 2 / |A|_1^2``, one a matrix: (..., m, m) -> (..., 1, 1)."""
-    if not torch.jit.is_scripting():
-        check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'matrix_scale takes square matrices (..., m, m)', a=a)
+    check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'matrix_scale takes square matrices (..., m, m)', a=a)
     return 1.8 / _norm1(a).square()
 
 
@@ -52,8 +51,7 @@ def guarded_scale(a: Tensor, max_halvings: int = MAX_HALVINGS) -> Tensor:
     times at most. Where it is never halved, 1.9 replaces 2: with A near I a factor of 2 sends every step to
     about 0. No norm mixes images, so an image's result does not depend on its batch.
     """
-    if not torch.jit.is_scripting():
-        check(a.dim() == 4 and a.shape[-1] == a.shape[-2], "guarded_scale takes an image's heads (B, h, m, m)", a=a)
+    check(a.dim() == 4 and a.shape[-1] == a.shape[-2], "guarded_scale takes an image's heads (B, h, m, m)", a=a)
     first = 2 / _norm1(a).amax(1, keepdim=True).square()  # (B, 1, 1, 1)
     # A is symmetric with entries >= 0, so column j of |I - alpha A A| sums to
     # |1 - alpha s_j| + alpha (r_j - s_j), s = diag(A A), r = A A 1: no product of matrices is needed.
@@ -76,8 +74,6 @@ def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str
     ``backward='unrolled'`` differentiates the iteration and alpha, by computing it again: exact.
     ``'closed'`` takes ``dA = -Y' G Y'`` (Y the result), as if Newton had converged: cheaper.
     """
-    if torch.jit.is_scripting():  # autograd records the steps: exact as well, with more memory
-        return _iterate(a, alpha, iterations)
     check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'newton_inverse takes square matrices (..., m, m)', a=a)
     check(
         alpha.dim() == a.dim()
@@ -89,7 +85,8 @@ def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str
     )
     _check_options(iterations, backward)
     with no_autocast(a):
-        a, alpha = a.to(compute_dtype([a])), alpha.to(compute_dtype([a]))
+        dtype = compute_dtype(a)
+        a, alpha = a.to(dtype), alpha.to(dtype)
         return (_ClosedNewton if backward == 'closed' else _UnrolledNewton).apply(a, alpha, iterations)
 
 
@@ -107,7 +104,7 @@ def _norm1(a: Tensor) -> Tensor:
 
 def _flat(a: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     """(..., m, m) and (..., 1, 1) -> (n, m, m) and (n, 1, 1)."""
-    alpha = alpha.expand(a.shape[:-2] + (1, 1))  # noqa: RUF005 - TorchScript knows no * here
+    alpha = alpha.expand(*a.shape[:-2], 1, 1)
     return a.reshape(-1, a.shape[-2], a.shape[-1]), alpha.reshape(-1, 1, 1)
 
 

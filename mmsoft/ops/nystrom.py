@@ -56,8 +56,6 @@ def nystrom_attention(
     q (B, h, N, d), k and v (B, h, M, d), landmarks (B, h, m, d) -> (B, h, N, d) in v's dtype. Both long products are
     fused softmax attention; the pseudo-inverse runs in float32 or better.
     """
-    if torch.jit.is_scripting():  # knows no contexts
-        return _attend(q, k, v, q_landmarks, k_landmarks, iterations)
     check(
         q.dim() == 4 and k.shape == v.shape and q_landmarks.shape == k_landmarks.shape and q.shape[3] == k.shape[3],
         'nystrom_attention takes q (B, h, N, d), k and v (B, h, M, d) and two sets of landmarks (B, h, m, d)',
@@ -67,14 +65,10 @@ def nystrom_attention(
         q_landmarks=q_landmarks,
         k_landmarks=k_landmarks,
     )
+    dtype = compute_dtype(q, k, v)
     with no_autocast(q):
-        return _attend(q, k, v, q_landmarks, k_landmarks, iterations)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, q_landmarks: Tensor, k_landmarks: Tensor, iterations: int) -> Tensor:
-    dtype = compute_dtype([q, k, v])
-    lq, lk = q_landmarks.to(dtype), k_landmarks.to(dtype)
-    middle = (torch.matmul(lq, lk.transpose(-1, -2)) * lq.shape[-1] ** -0.5).softmax(-1)
-    context = F.scaled_dot_product_attention(q_landmarks.to(v.dtype), k.to(v.dtype), v)  # (B, h, m, d)
-    context = torch.matmul(softmax_pinv(middle, iterations), context.to(dtype))
-    return saturating_cast(F.scaled_dot_product_attention(q.to(dtype), lk, context), v.dtype)
+        lq, lk = q_landmarks.to(dtype), k_landmarks.to(dtype)
+        middle = (torch.matmul(lq, lk.transpose(-1, -2)) * lq.shape[-1] ** -0.5).softmax(-1)
+        context = F.scaled_dot_product_attention(q_landmarks.to(v.dtype), k.to(v.dtype), v)  # (B, h, m, d)
+        context = torch.matmul(softmax_pinv(middle, iterations), context.to(dtype))
+        return saturating_cast(F.scaled_dot_product_attention(q.to(dtype), lk, context), v.dtype)

@@ -25,19 +25,14 @@ def positive_features(x: Tensor, directions: Tensor, keys: bool) -> Tensor:
     x (B, h, N, d), directions (f, d) -> (B, h, N, f). The scale exp(-c), which cancels where weights are divided by
     their sums, makes the largest feature 1: of each query, or of all ``keys`` of an image's head.
     """
-    if torch.jit.is_scripting():  # knows no contexts
-        return _features(x.to(compute_dtype([x])), directions, keys)
     with no_autocast(x):
-        return _features(x.to(compute_dtype([x])), directions, keys)
-
-
-def _features(x: Tensor, directions: Tensor, keys: bool, floor: float = FLOOR) -> Tensor:
-    logs = torch.matmul(x, directions.to(x.dtype).t())
-    if keys:  # a query's own norm is a factor of all its features, which cancels
-        logs = logs - x.square().sum(-1, keepdim=True) / 2
-    # the scale is a constant to the gradient: it cancels
-    largest = logs.detach().amax((2, 3), keepdim=True) if keys else logs.detach().amax(-1, keepdim=True)
-    return ((logs - largest).exp() + floor) / math.sqrt(directions.shape[0])
+        x = x.to(compute_dtype(x))
+        logs = torch.matmul(x, directions.to(x.dtype).t())
+        if keys:  # a query's own norm is a factor of all its features, which cancels
+            logs = logs - x.square().sum(-1, keepdim=True) / 2
+        # the scale is a constant to the gradient: it cancels
+        largest = logs.detach().amax((2, 3) if keys else -1, keepdim=True)
+        return ((logs - largest).exp() + FLOOR) / math.sqrt(len(directions))
 
 
 def orthogonal_directions(count: int, dim: int, seed: int) -> Tensor:

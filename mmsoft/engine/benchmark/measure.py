@@ -83,7 +83,7 @@ class Worker:
             self.process.join()
             code = self.process.exitcode
             cause = signal.Signals(-code).name if code < 0 else f'exit status {code}'
-            hint = ' (out of memory?)' if code == -signal.SIGKILL else ''
+            hint = ' (out of memory?)' if cause == 'SIGKILL' else ''
             self.record.failure, answer = f'its process ended with {cause}{hint}', None
         return answer
 
