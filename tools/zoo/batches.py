@@ -11,7 +11,7 @@ from torch import Tensor
 
 OBJECTS = 3
 IGNORED = 255
-LANES = (320, 800)  # height and width that CLRNet's head knows
+LANES, PERSONS = (320, 800), (256, 128)  # heights and widths that CLRNet and ReID know
 
 
 def seed(number: int) -> None:
@@ -20,18 +20,21 @@ def seed(number: int) -> None:
 
 
 def batch_for(library: str, model: dict, side: int, training: bool) -> dict[str, Any]:
-    """Two pictures, or a film of two frames where the model takes films."""
+    """Two pictures to train on, one to predict, as the configs' loaders give; a film where the model takes films."""
+    number = 2 if training else 1
     if library == 'mmseg':
-        return _batch([_labelled_picture(model, side) for _ in range(2)], (side, side))
+        return _batch([_labelled_picture(model, side) for _ in range(number)], (side, side))
     kind, frames = model['data_preprocessor']['type'], model['data_preprocessor'].get('use_det_processor', False)
     if kind == 'MultiBranchDataPreprocessor' and training:
-        branches = {name: _detection_batch(model, side) for name in ('sup', 'unsup_teacher', 'unsup_student')}
+        branches = {name: _detection_batch(model, side, 2) for name in ('sup', 'unsup_teacher', 'unsup_student')}
         return {key: {name: batch[key] for name, batch in branches.items()} for key in ('inputs', 'data_samples')}
     if kind == 'TrackDataPreprocessor' and not (training and frames):
         return _film(model, side)
+    if kind == 'ReIDDataPreprocessor':
+        return _batch([_person(person // 2) for person in range(2 * number)], PERSONS)
     if kind == 'LineDetDataProcessor':
-        return _batch([_lanes(*LANES) for _ in range(2)], LANES)
-    return _detection_batch(model, side)
+        return _batch([_lanes(*LANES) for _ in range(number)], LANES)
+    return _detection_batch(model, side, number)
 
 
 def _batch(samples: list, size: tuple[int, int]) -> dict[str, Any]:
@@ -42,10 +45,10 @@ def _picture(size: tuple[int, int]) -> Tensor:
     return torch.randint(256, (3, *size), dtype=torch.uint8)
 
 
-def _detection_batch(model: dict, side: int) -> dict[str, Any]:
+def _detection_batch(model: dict, side: int, pictures: int) -> dict[str, Any]:
     from mmdet.structures.bbox import HorizontalBoxes
 
-    batch = _batch([_objects(model, side, number) for number in range(2)], (side, side))
+    batch = _batch([_objects(model, side, number) for number in range(pictures)], (side, side))
     for sample in batch['data_samples']:
         for instances in (sample.gt_instances, sample.ignored_instances):
             instances.bboxes = HorizontalBoxes(instances.bboxes)
@@ -80,7 +83,8 @@ def _objects(model: dict, side: int, number: int) -> Any:
         instances_ids=torch.arange(OBJECTS),
     )
     sample.ignored_instances = InstanceData(bboxes=_boxes(1, side))
-    sample.proposals = InstanceData(bboxes=_boxes(50, side), scores=torch.rand(50))
+    if not any(values(model, 'rpn_head', dict)):
+        sample.proposals = InstanceData(bboxes=_boxes(50, side), scores=torch.rand(50))  # for Fast R-CNN
     stuff = _stuff(model)
     if stuff:
         sample.gt_sem_seg = PixelData(sem_seg=_label_map(*stuff, side))
@@ -121,17 +125,17 @@ def _label_map(first: int, beyond: int, side: int) -> Tensor:
 
 
 def _classes(model: dict) -> int:
+    """Of objects; a network of proposals tells none apart."""
     things = list(values(model, 'num_things_classes'))
-    return min(things or values(model, 'num_classes'))
+    return min(things or values(model, 'num_classes'), default=1)
 
 
 def _stuff(model: dict) -> tuple[int, int] | None:
     """The labels of a panoptic map that stand for no object, or all of a semantic head's."""
     things, stuff = (next(values(model, f'num_{kind}_classes'), 0) for kind in ('things', 'stuff'))
-    if stuff and 'panoptic_head' in model:
+    if stuff:
         return things, things + stuff
-    heads = [head for key in ('semantic_head', 'mask_feature_head') for head in values(model, key, dict)]
-    return next(((0, head['num_classes']) for head in heads if 'num_classes' in head), None)
+    return next(((0, head['num_classes']) for head in values(model, 'semantic_head', dict)), None)
 
 
 def values(node: Any, key: str, kind: type = int) -> Iterator[Any]:
@@ -154,6 +158,12 @@ def _labelled_picture(model: dict, side: int) -> Any:
     sample.gt_edge_map = PixelData(data=(labels != labels.roll(1, 2)).long())
     sample.gt_depth_map = PixelData(data=torch.rand(1, side, side))
     return sample
+
+
+def _person(number: int) -> Any:
+    from mmdet.structures import ReIDDataSample
+
+    return ReIDDataSample(metainfo=dict(img_shape=PERSONS)).set_gt_label(number)
 
 
 def _lanes(height: int, width: int) -> Any:

@@ -137,7 +137,7 @@ def _forget_weights(node: dict, library: str) -> None:
     if isinstance(node.get('pretrained'), str | bool):
         node['pretrained'] = False if node['pretrained'] is True else None
     init = node.get('init_cfg')
-    if isinstance(init, dict) and init.get('type') == 'Pretrained':
+    if isinstance(init, dict) and 'checkpoint' in init:
         node['init_cfg'] = None
     for key in ('teacher_ckpt', 'student_ckpt'):
         if key in node:

@@ -15,6 +15,7 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
+from torch import nn
 
 from zoo import batches, configs
 
@@ -97,6 +98,9 @@ class Method:
         importlib.import_module(f'{self.library}.utils').register_all_modules(init_default_scope=False)
         self.model = registry.MODELS.build(self.config.model)
         self.model.init_weights()
+        for name, layer in self.model.named_modules():
+            if name.endswith('fc_reg') and isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.001)  # else Sparse R-CNN's boxes leave the picture
 
     def train(self) -> dict[str, float]:
         """One step of the config's optimizer; the loss and the gradient's norm."""
@@ -154,6 +158,9 @@ def check_result(result: Any, side: int) -> int:
             labels = result.get(key).get(name)
             require(tuple(labels.shape) == (1, side, side), f'{key} has the shape {tuple(labels.shape)}')
             found += len(torch.as_tensor(labels).unique())
+    if 'pred_feature' in result:
+        require(bool(result.pred_feature.isfinite().all()), 'the feature is not finite')
+        return 1
     kinds = ('pred_instances', 'pred_track_instances', 'pred_sem_seg', 'pred_panoptic_seg')
     require(any(kind in result for kind in kinds), f'predicts {", ".join(result.keys())}')
     return found

@@ -16,7 +16,11 @@ STACK = ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg')
 # A pattern in an error's words, and what it comes from.
 REASONS = {
     'mmpretrain|MMPretrain|mmcls': 'needs mmpretrain',
+    'fairscale': 'needs fairscale, transformers, and weights of BERT from the network',
     'transformers': 'needs transformers, and weights of BERT from the network',
+    'install Detectron2': 'needs detectron2',
+    'install sklearn': 'needs scikit-learn',
+    'lap is not installed': 'needs lap',
     'no download from': 'needs weights from the network',
     'Please train `detector`': 'has no loss: its detector and ReID are trained apart',
     r"mmcv operator '(\w+)'": r'mmsoft.mmcv_ops has no \1',
@@ -28,12 +32,14 @@ PAGE = """# Methods of mmdet and mmsegmentation that run
 {totals}
 
 Of every method folder of the installed zoos one config is built as it is, trained for one step of its own optimizer
-(finite losses, a gradient, changed weights), and predicts (well-formed results): on a CPU, with two random pictures of
+(finite losses, a gradient, changed weights), and predicts (well-formed results): on a CPU, with random pictures of
 {side} x {side} pixels, random weights, BN in place of SyncBN, {proposals} proposals at most and no score thresholds,
 so that every operator has something to do. Pipelines, data sets and metrics are not run.
 
 {stack}
 {other}
+{exceptions}
+
 `python tools/check_zoo.py` writes this page.
 """
 
@@ -108,6 +114,7 @@ def markdown(report: dict[str, Any], other: dict[str, Any] | None, side: int, pr
         side=side,
         proposals=proposals,
         stack=_stack(report),
+        exceptions=_exceptions(report),
         other=f'\nThe last column compares with another stack. {_stack(other)} {totals(other)}\n' if other else '',
     )
     tables = [_table(report, other, library) for library in sorted({key.split('/')[0] for key in report['rows']})]
@@ -131,13 +138,25 @@ def _yes(value: bool) -> str:
     return 'yes' if value else 'no'
 
 
+def _exceptions(report: dict[str, Any]) -> str:
+    """What does not do all three, by its reason."""
+    groups: dict[str, list[str]] = {}
+    for key, row in report['rows'].items():
+        if row['errors']:
+            groups.setdefault(_remark(row), []).append(key)
+    return '\n'.join(['Exceptions:\n', *(f'- {words}: {", ".join(keys)}' for words, keys in groups.items())])
+
+
+def _remark(row: dict[str, Any]) -> str:
+    return '; '.join(dict.fromkeys(reason(error) for error in row['errors'].values()))
+
+
 def _table(report: dict[str, Any], other: dict[str, Any] | None, library: str) -> str:
     columns = ['method', 'config', *STEPS, 'mmcv operators called', 'remark', *(['compared'] if other else [])]
     lines = [f'## {library}', '', _line(columns), _line(['---'] * len(columns))]
     for name, row in _rows(report, library).items():
-        remarks = dict.fromkeys(reason(error) for error in row['errors'].values())
         config = '' if name == row['config'].removesuffix('.py') else Path(row['config']).stem
-        cells = [name, config, *(_yes(row[step]) for step in STEPS), ', '.join(row['operators']), '; '.join(remarks)]
+        cells = [name, config, *(_yes(row[step]) for step in STEPS), ', '.join(row['operators']), _remark(row)]
         if other:
             cells.append('; '.join(differences(row, other['rows'].get(f'{library}/{name}'))))
         lines.append(_line(cells))
