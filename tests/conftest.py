@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,9 @@ from small_worlds import SMALL
 from mmsoft.datasets.miniature import WORLDS, write_world
 
 DATA = Path(__file__).parent / 'data'
+# torch.compile's backend on CPUs calls a C++ compiler, which nothing else needs; graphs are compared all the same.
+HEADERS = Path(sysconfig.get_paths()['include']) / 'Python.h'
+INDUCTOR = 'inductor' if shutil.which(os.environ.get('CXX', 'g++')) and HEADERS.is_file() else 'aot_eager'
 MINI = dict(dims=(16, 32, 48, 64), heads=(1, 2, 3, 4), depths=(1, 1, 2, 1))
 
 

@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 from backbones import CASES, Case, exported_for_any_batch
-from conftest import relative_error
+from conftest import INDUCTOR, relative_error
 from torch import nn
 
 import mmsoft.timm
@@ -209,7 +209,7 @@ def test_compile_and_export_are_whole_and_equal(case):
     x = torch.randn(1, 3, 230, 415)  # more windows than landmarks: the bounded grid is traced as well
     # of InLine's graphs, which hold nothing of our own making, the one with the most kinds of layers
     inductor = case.name in ('soft_pp_tiny', 'inline_cswin_tiny')
-    backend = 'inductor' if inductor else 'aot_eager'
+    backend = INDUCTOR if inductor else 'aot_eager'
     with torch.no_grad():
         expected = model(x)
         torch._dynamo.reset()
@@ -229,7 +229,7 @@ def test_compiled_training_gives_the_same_gradients(case, options):
     model = case.build(**options)
     x = torch.randn(1, 3, 230, 250)
     gradients = []
-    backend = 'inductor' if options else 'aot_eager'  # InLine's graphs hold nothing of our own making
+    backend = INDUCTOR if options else 'aot_eager'  # InLine's graphs hold nothing of our own making
     torch._dynamo.reset()
     for run in (model, torch.compile(model, fullgraph=True, backend=backend)):
         model.zero_grad()
