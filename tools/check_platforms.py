@@ -7,6 +7,7 @@ index does not serve metadata by itself, pip fetches the wheels to read it.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -77,14 +78,15 @@ def check(requirements: list[Requirement], platform: str, python: str, wheels: P
     target += [word for tag in tags for word in ('--platform', tag)]
     together = [str(requirement) for requirement in requirements if requirement.name not in ALONE]
     folders = ['--target', str(wheels / 'nowhere'), '--find-links', str(wheels)]
-    commands = [[*pip, 'install', '--dry-run', *folders, *target, *together]]
     for requirement in requirements:
         if requirement.name in ALONE:
-            commands.append([*pip, 'index', 'versions', requirement.name, *target])
-    for command in commands:
-        run = subprocess.run(command, capture_output=True, text=True)
-        if run.returncode:
-            return next((text for text in run.stderr.splitlines() if text.startswith('ERROR')), run.stderr[-300:])
+            run = subprocess.run([*pip, 'index', 'versions', requirement.name, *target], capture_output=True, text=True)
+            newest = re.match(r'\S+ \((\S+)\)', run.stdout)
+            if not newest or newest[1] not in requirement.specifier:
+                return f'the newest wheel of {requirement.name} is {newest[1] if newest else "none"}'
+    run = subprocess.run([*pip, 'install', '--dry-run', *folders, *target, *together], capture_output=True, text=True)
+    if run.returncode:
+        return next((text for text in run.stderr.splitlines() if text.startswith('ERROR')), run.stderr[-300:])
     return ''
 
 
