@@ -30,7 +30,6 @@ class CountingOperators(ModuleType):
 
     def __init__(self, operators: ModuleType) -> None:
         super().__init__(operators.__name__, operators.__doc__)
-        self.__spec__, self.__file__ = operators.__spec__, operators.__file__
         self.operators = operators
         self.calls: Counter[str] = Counter()
 
@@ -47,10 +46,12 @@ class CountingOperators(ModuleType):
 
 
 def count_operators() -> CountingOperators:
-    """Stand before ``mmcv._ext``; to be called before anything imports ``mmcv.ops``."""
-    assert 'mmcv.ops' not in sys.modules
-    counting = CountingOperators(importlib.import_module('mmcv._ext'))
-    sys.modules['mmcv._ext'] = counting
+    """Stand between ``mmcv.ops`` and ``mmcv._ext``."""
+    importlib.import_module('mmcv.ops')
+    counting = CountingOperators(sys.modules['mmcv._ext'])
+    for name, module in list(sys.modules.items()):
+        if name.startswith('mmcv.ops.') and getattr(module, 'ext_module', None) is counting.operators:
+            module.ext_module = counting
     return counting
 
 
