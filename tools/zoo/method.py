@@ -60,8 +60,8 @@ def check(library: str, config: str, operators: CountingOperators) -> dict[str, 
     start = time.perf_counter()
     socket.getaddrinfo = _no_network
     row: dict[str, Any] = dict.fromkeys(STEPS, False) | dict(errors={}, tracebacks={})
-    world = Method(library, config)
-    for step, run in zip(STEPS, (world.build, world.train, world.predict), strict=True):
+    trial = Trial(library, config)
+    for step, run in zip(STEPS, (trial.build, trial.train, trial.predict), strict=True):
         batches.seed(SEED)
         try:
             row.update(run() or {})
@@ -83,7 +83,7 @@ def _no_network(*args: Any, **kwargs: Any) -> None:
     raise OSError(f'no download from {args[0]}')
 
 
-class Method:
+class Trial:
     """One config on its way through the three steps."""
 
     def __init__(self, library: str, config: str) -> None:
@@ -105,11 +105,11 @@ class Method:
 
     def train(self) -> dict[str, float]:
         """One step of the config's optimizer; the loss and the gradient's norm."""
+        optimizer = build_optim_wrapper(self.model, optimizer_config(self.config))
         self.model.train()
         data = self.model.data_preprocessor(self._batch(training=True), True)
-        loss, _ = self.model.parse_losses(self._call(data, mode='loss'))
+        loss, _ = self.model.parse_losses(self.model(**data, mode='loss'))
         require(bool(loss.isfinite()), f'the loss is {loss.item()}')
-        optimizer = build_optim_wrapper(self.model, optimizer_config(self.config))
         optimizer.backward(loss)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = torch.stack([gradient.double().norm() for gradient in gradients]).norm()
@@ -127,20 +127,18 @@ class Method:
         self.model.eval()
         with torch.no_grad():
             data = self.model.data_preprocessor(self._batch(training=False), False)
-            results = self._call(data, mode='predict')
+            results = self.model(**data, mode='predict')
         return dict(found=sum(check_result(result, self.side) for result in results))
 
     def _batch(self, training: bool) -> dict:
         return batches.batch_for(self.library, self.config.model, self.side, training)
 
-    def _call(self, data: Any, mode: str) -> Any:
-        return self.model(**data, mode=mode) if isinstance(data, dict) else self.model(*data, mode=mode)
-
 
 def optimizer_config(config: Config) -> dict:
-    """The config's own, without half precision."""
+    """The config's own, without half precision; any where it has none."""
     kept = ('optimizer', 'paramwise_cfg', 'clip_grad', 'constructor')
-    return {key: value for key, value in config.optim_wrapper.items() if key in kept} | dict(type='OptimWrapper')
+    own = config.get('optim_wrapper', dict(optimizer=dict(type='SGD', lr=0.01)))
+    return {key: value for key, value in own.items() if key in kept} | dict(type='OptimWrapper')
 
 
 def check_result(result: Any, side: int) -> int:
