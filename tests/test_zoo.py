@@ -45,7 +45,7 @@ def test_a_method_of_each_zoo_runs_and_an_invented_one_fails(tmp_path):
 )
 def test_a_method_that_dies_or_hangs_loses_only_itself(zoo, monkeypatch, fate, reason):
     monkeypatch.setattr(zoo['method'], 'check', fate)
-    row = zoo['runs'].run_apart(zoo['configs'].Method('mmdet', 'x', 'x.py'), None, 0.5, 1)
+    row = zoo['runs'].run_apart(zoo['configs'].Method('mmdet', 'x', 'x.py'), 0.5, 1)
     assert reason in row['errors']['builds']
     assert not zoo['report'].works(row)
 

@@ -19,8 +19,6 @@ from zoo import configs, report, runs
 
 from mmsoft.engine.cli import run_tool
 
-LIBRARIES = ('mmdet', 'mmseg')
-
 
 def main() -> None:
     args = parse()
@@ -48,7 +46,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--library', nargs='+', default=LIBRARIES, choices=LIBRARIES, help='both by default')
+    parser.add_argument('--library', nargs='+', default=runs.LIBRARIES, choices=runs.LIBRARIES, help='both by default')
     parser.add_argument(
         '--only',
         nargs='+',

@@ -67,21 +67,17 @@ def _film(model: dict, side: int) -> dict[str, Any]:
 
 
 def _objects(model: dict, side: int, number: int) -> Any:
-    """One picture's objects as boxes and masks; as a map too where the model has classes without objects."""
+    """One picture's objects as boxes, masks if the model pads masks, a map if it has classes without objects."""
     from mmdet.structures import DetDataSample
     from mmdet.structures.mask import BitmapMasks
 
     boxes = _boxes(OBJECTS, side)
-    masks = np.zeros((OBJECTS, side, side), np.uint8)
-    for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
-        mask[top:bottom, left:right] = 1
     sample = DetDataSample(metainfo=_facts(side, number))
     sample.gt_instances = InstanceData(
-        bboxes=boxes,
-        labels=torch.randint(_classes(model), (OBJECTS,)),
-        masks=BitmapMasks(masks, side, side),
-        instances_ids=torch.arange(OBJECTS),
+        bboxes=boxes, labels=torch.randint(_classes(model), (OBJECTS,)), instances_ids=torch.arange(OBJECTS)
     )
+    if any(values(model, 'pad_mask', bool)):
+        sample.gt_instances.masks = BitmapMasks(_filled(boxes, side), side, side)
     sample.ignored_instances = InstanceData(bboxes=_boxes(1, side))
     if not any(values(model, 'rpn_head', dict)):
         sample.proposals = InstanceData(bboxes=_boxes(50, side), scores=torch.rand(50))  # for Fast R-CNN
@@ -113,6 +109,14 @@ def _boxes(number: int, side: int) -> Tensor:
     size = side * (0.25 + 0.25 * torch.rand(number, 2))
     corner = torch.rand(number, 2) * (side - size)
     return torch.cat((corner, corner + size), 1)
+
+
+def _filled(boxes: Tensor, side: int) -> np.ndarray:
+    """A mask of every box."""
+    masks = np.zeros((len(boxes), side, side), np.uint8)
+    for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[top:bottom, left:right] = 1
+    return masks
 
 
 def _label_map(first: int, beyond: int, side: int) -> Tensor:

@@ -55,10 +55,11 @@ def count_operators() -> CountingOperators:
     return counting
 
 
-def check(library: str, config: str, operators: CountingOperators) -> dict[str, Any]:
+def check(library: str, config: str) -> dict[str, Any]:
     """What works, the values that another stack must find as well, the operators called, and the errors."""
     start = time.perf_counter()
     socket.getaddrinfo = _no_network
+    operators = count_operators()
     row: dict[str, Any] = dict.fromkeys(STEPS, False) | dict(errors={}, tracebacks={})
     trial = Trial(library, config)
     for step, run in zip(STEPS, (trial.build, trial.train, trial.predict), strict=True):

@@ -13,21 +13,22 @@ from zoo import configs, method
 from zoo.configs import Method
 from zoo.method import STEPS
 
+LIBRARIES = ('mmdet', 'mmseg')
+
 
 def run(methods: Iterable[Method], seconds: float, threads: int) -> Iterator[tuple[Method, dict[str, Any]]]:
-    """Every method with what was found; mmdet and mmseg are imported once, before the first."""
-    operators = method.count_operators()
-    for library in ('mmdet', 'mmseg'):
+    """Every method with what was found; where processes fork, mmdet and mmseg are imported once for all."""
+    for library in LIBRARIES:
         importlib.import_module(f'{library}.utils').register_all_modules(init_default_scope=False)
     for chosen in methods:
-        yield chosen, run_apart(chosen, operators, seconds, threads)
+        yield chosen, run_apart(chosen, seconds, threads)
 
 
-def run_apart(chosen: Method, operators: method.CountingOperators, seconds: float, threads: int) -> dict[str, Any]:
+def run_apart(chosen: Method, seconds: float, threads: int) -> dict[str, Any]:
     """What was found, also when the process dies or does not end."""
-    fork = multiprocessing.get_context('fork')
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_work, args=(sender, chosen, operators, threads), daemon=True)
+    context = multiprocessing.get_context('fork' if 'fork' in multiprocessing.get_all_start_methods() else 'spawn')
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(sender, chosen, threads), daemon=True)
     process.start()
     sender.close()
     try:
@@ -44,12 +45,12 @@ def _lost(reason: str) -> dict[str, Any]:
     return dict.fromkeys(STEPS, False) | dict(errors={'builds': reason}, tracebacks={}, operators={})
 
 
-def _work(sender: Connection, chosen: Method, operators: method.CountingOperators, threads: int) -> None:
+def _work(sender: Connection, chosen: Method, threads: int) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(quiet, stream)
     torch.set_num_threads(threads)
-    sender.send(method.check(chosen.library, chosen.config, operators))
+    sender.send(method.check(chosen.library, chosen.config))
 
 
 def choose(libraries: Sequence[str], names: Collection[str] | None) -> list[Method]:
