@@ -139,7 +139,7 @@ def _forget_weights(node: dict, library: str) -> None:
     init = node.get('init_cfg')
     if isinstance(init, dict) and 'checkpoint' in init:
         node['init_cfg'] = None
-    for key in ('teacher_ckpt', 'student_ckpt'):
+    for key in ('checkpoint', 'teacher_ckpt'):
         if key in node:
             node[key] = None
     if isinstance(node.get('teacher_config'), str):

@@ -23,6 +23,7 @@ REASONS = {
     'lap is not installed': 'needs lap',
     'no download from': 'needs weights from the network',
     'Please train `detector`': 'has no loss: its detector and ReID are trained apart',
+    "'SSDHead' object has no attribute 'loss_cls'": "mmdet's own fault: SSDHead predicts by a loss that it has not",
     r"mmcv operator '(\w+)'": r'mmsoft.mmcv_ops has no \1',
     r'(\w+): implementation for device cpu not found': r'compiled mmcv has \1 for CUDA alone',
 }
