@@ -34,19 +34,13 @@ FURTHER: dict[str, list[str]] = {
     ],
     'mmseg': [],
 }
-SIDES = {'ssd': 300, 'centripetalnet': 256, 'cornernet': 256, 'dino': 256}  # smaller pictures leave these too little
+# Smaller pictures leave these too little.
+SIDES = {'ssd': 300, 'centripetalnet': 256, 'cornernet': 256, 'dino': 256, 'mobilenet_v3': 448}
 SIDE = 128
 PROPOSALS = 100
 # Random weights score low; these would leave nothing for the operators.
-THRESHOLDS = (
-    'score_thr',
-    'obj_score_thr',
-    'init_track_thr',
-    'init_score_thr',
-    'high',
-    'low',
-    'weight_iou_with_det_scores',
-)
+THRESHOLDS = ('score_thr', 'obj_score_thr', 'init_track_thr', 'init_score_thr', 'high', 'low')
+UNINITIALIZED = ('san/',)  # begin from CLIP's weights alone; without them torch's own remain
 
 
 class Method(NamedTuple):
@@ -151,7 +145,9 @@ def _shrink(node: dict, pixels: int) -> None:
         limits = node.get(key)
         if isinstance(limits, dict):
             limits.update({name: min(limits[name], PROPOSALS) for name in ('nms_pre', 'max_per_img') if name in limits})
-    if node.get('type') == 'BatchFixedSizePad' or node.get('type') == 'SegDataPreProcessor':
+    if node.get('type') in ('BatchFixedSizePad', 'SegDataPreProcessor') and node.get('size'):
         node['size'] = (pixels, pixels)
+    if isinstance(node.get('templates'), str):
+        node['templates'] = ['a photo of a {}.']  # one sentence for a class instead of many
     if 'img_size' in node and 'patch_size' in node:
         node['img_size'] = (pixels, pixels)

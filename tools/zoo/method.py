@@ -99,7 +99,8 @@ class Trial:
         registry = importlib.import_module(f'{self.library}.registry')
         importlib.import_module(f'{self.library}.utils').register_all_modules(init_default_scope=False)
         self.model = registry.MODELS.build(self.config.model)
-        self.model.init_weights()
+        if not self.name.startswith(configs.UNINITIALIZED):
+            self.model.init_weights()
         for name, layer in self.model.named_modules():
             if name.endswith('fc_reg') and isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.001)  # else Sparse R-CNN's boxes leave the picture

@@ -20,6 +20,7 @@ REASONS = {
     'transformers': 'needs transformers, and weights of BERT from the network',
     'install Detectron2': 'needs detectron2',
     'install sklearn': 'needs scikit-learn',
+    'To use VPD model': 'needs the packages of Stable Diffusion, and its weights from the network',
     'lap is not installed': 'needs lap',
     'no download from': 'needs weights from the network',
     'Please train `detector`': 'has no loss: its detector and ReID are trained apart',
