@@ -40,7 +40,7 @@ def test_shipped_configs_bring_the_operators(name, mmcv_without_compiler):
     """A program of mmdet's or mmseg's own that only reads the config, with nothing compiled and nothing installed."""
     path = Path(__file__).parent.parent / 'configs' / f'{name}.py'
     code = (
-        'import mmdet.utils, mmseg.utils; from mmengine.config import Config; from mmengine.registry import *; '
+        'import mmdet.utils, mmseg.registry; from mmengine.config import Config; from mmengine.registry import *; '
         f'cfg = Config.fromfile({str(path)!r}); init_default_scope(cfg.default_scope); '
         'print(type(MODELS.build(cfg.model)).__name__)'
     )
