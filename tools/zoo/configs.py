@@ -40,7 +40,7 @@ SIDE = 128
 PROPOSALS = 100
 # Random weights score low; these would leave nothing for the operators.
 THRESHOLDS = ('score_thr', 'obj_score_thr', 'init_track_thr', 'init_score_thr', 'high', 'low')
-UNINITIALIZED = ('san/',)  # begin from CLIP's weights alone; without them torch's own remain
+CLIP_ONLY = ('san/',)  # whose init_weights knows CLIP's weights alone
 
 
 class Method(NamedTuple):

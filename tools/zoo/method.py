@@ -99,11 +99,18 @@ class Trial:
         registry = importlib.import_module(f'{self.library}.registry')
         importlib.import_module(f'{self.library}.utils').register_all_modules(init_default_scope=False)
         self.model = registry.MODELS.build(self.config.model)
-        if not self.name.startswith(configs.UNINITIALIZED):
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """At random, and so that boxes stay in the picture, as trained ones do."""
+        if self.name.startswith(configs.CLIP_ONLY):
+            for weight in self.model.parameters():
+                nn.init.normal_(weight, std=0.02)
+        else:
             self.model.init_weights()
         for name, layer in self.model.named_modules():
             if name.endswith('fc_reg') and isinstance(layer, nn.Linear):
-                nn.init.normal_(layer.weight, std=0.001)  # else Sparse R-CNN's boxes leave the picture
+                nn.init.normal_(layer.weight, std=0.001)  # Sparse R-CNN's begins larger
 
     def train(self) -> dict[str, float]:
         """One step of the config's optimizer; the loss and the gradient's norm."""
