@@ -255,7 +255,9 @@ def make(*arguments):
 
 
 @pytest.mark.skipif(not shutil.which('make'), reason='make is not on every machine')
-def test_make_chooses_what_is_asked_for(tmp_path):
+def test_make_chooses_what_is_asked_for(tmp_path, monkeypatch):
+    for name in ('MAKEFLAGS', 'MAKEOVERRIDES', 'MFLAGS', 'STACK', 'TORCH', 'VENV'):  # of the make that runs the tests
+        monkeypatch.delenv(name, raising=False)
     plan = make('test', f'VENV={tmp_path}')
     pins = dict(text.split('==') for text in specifications()[1] if '==' in text)
     assert f"'torch=={pins['torch']}' 'torchvision=={versions.vision_for(pins['torch'])}.*'" in plan
