@@ -35,8 +35,8 @@ $(STAMP): pyproject.toml requirements.txt setup.py
 	$(PY) -m mmsoft.env
 	@touch $@
 
-test: install
-	$(PY) -m pytest
+test: install # a process a core, of one thread each
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
 
 demo: install
 	$(PY) tools/train.py $(CONFIG) --demo
