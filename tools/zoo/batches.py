@@ -29,7 +29,7 @@ def batch_for(library: str, model: dict, side: int, training: bool) -> dict[str,
         branches = {name: _detection_batch(model, side, 2) for name in ('sup', 'unsup_teacher', 'unsup_student')}
         return {key: {name: batch[key] for name, batch in branches.items()} for key in ('inputs', 'data_samples')}
     if kind == 'TrackDataPreprocessor' and not (training and frames):
-        return _film(model, side)
+        return _film(model, side, 2 if training else 4)
     if kind == 'ReIDDataPreprocessor':
         return _batch([_person(person // 2) for person in range(2 * number)], PERSONS)
     if kind == 'LineDetDataProcessor':
@@ -55,19 +55,20 @@ def _detection_batch(model: dict, side: int, pictures: int) -> dict[str, Any]:
     return batch
 
 
-def _film(model: dict, side: int) -> dict[str, Any]:
+def _film(model: dict, side: int, length: int) -> dict[str, Any]:
     from mmdet.structures import TrackDataSample
 
-    frames = [_objects(model, side, number) for number in range(2)]
-    frames[1].gt_instances = frames[0].gt_instances.clone()  # the objects stand still
+    frames = [_objects(model, side, number) for number in range(length)]
+    for frame in frames:
+        frame.gt_instances = frames[0].gt_instances.clone()  # all stands still, else StrongSORT aligns no frames
     film = TrackDataSample(
-        video_data_samples=frames, metainfo=dict(key_frames_inds=[0], ref_frames_inds=[1], ori_video_length=2)
+        video_data_samples=frames, metainfo=dict(key_frames_inds=[0], ref_frames_inds=[1], ori_video_length=length)
     )
-    return dict(inputs=[torch.stack([_picture((side, side)) for _ in frames])], data_samples=[film])
+    return dict(inputs=[torch.stack([_picture((side, side))] * length)], data_samples=[film])
 
 
 def _objects(model: dict, side: int, number: int) -> Any:
-    """One picture's objects as boxes, masks if the model pads masks, a map if it has classes without objects."""
+    """One picture's objects as boxes, masks if the model takes them, a map if it has classes without objects."""
     from mmdet.structures import DetDataSample
     from mmdet.structures.mask import BitmapMasks
 
@@ -76,7 +77,7 @@ def _objects(model: dict, side: int, number: int) -> Any:
     sample.gt_instances = InstanceData(
         bboxes=boxes, labels=torch.randint(_classes(model), (OBJECTS,)), instances_ids=torch.arange(OBJECTS)
     )
-    if any(values(model, 'pad_mask', bool)):
+    if any(values(model, 'pad_mask', bool)) or any(values(model, 'mask_head', (dict, list))):
         sample.gt_instances.masks = BitmapMasks(_filled(boxes, side), side, side)
     sample.ignored_instances = InstanceData(bboxes=_boxes(1, side))
     if not any(values(model, 'rpn_head', dict)):
@@ -142,7 +143,7 @@ def _stuff(model: dict) -> tuple[int, int] | None:
     return next(((0, head['num_classes']) for head in values(model, 'semantic_head', dict)), None)
 
 
-def values(node: Any, key: str, kind: type = int) -> Iterator[Any]:
+def values(node: Any, key: str, kind: type | tuple[type, ...] = int) -> Iterator[Any]:
     """Every value of that kind below ``key``, anywhere in a config."""
     if isinstance(node, dict):
         if isinstance(node.get(key), kind):

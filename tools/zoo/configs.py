@@ -35,7 +35,7 @@ FURTHER: dict[str, list[str]] = {
     'mmseg': [],
 }
 # Smaller pictures leave these too little.
-SIDES = {'ssd': 300, 'centripetalnet': 256, 'cornernet': 256, 'dino': 256, 'mobilenet_v3': 448}
+SIDES = {'ssd': 300, 'centripetalnet': 256, 'cornernet': 256, 'dino': 256, 'ddod': 384, 'mobilenet_v3': 448}
 SIDE = 128
 PROPOSALS = 100
 # Random weights score low; these would leave nothing for the operators.
@@ -147,6 +147,8 @@ def _shrink(node: dict, pixels: int) -> None:
             limits.update({name: min(limits[name], PROPOSALS) for name in ('nms_pre', 'max_per_img') if name in limits})
     if node.get('type') in ('BatchFixedSizePad', 'SegDataPreProcessor') and node.get('size'):
         node['size'] = (pixels, pixels)
+    if node.get('type') == 'TrackDataPreprocessor' and not node.get('use_det_processor'):
+        node['batch_augments'] = None  # which refuses films
     if isinstance(node.get('templates'), str):
         node['templates'] = ['a photo of a {}.']  # one sentence for a class instead of many
     if 'img_size' in node and 'patch_size' in node:

@@ -146,7 +146,7 @@ class Trial:
 def optimizer_config(config: Config) -> dict:
     """The config's own, without half precision; any where it has none."""
     kept = ('optimizer', 'paramwise_cfg', 'clip_grad', 'constructor')
-    own = config.get('optim_wrapper', dict(optimizer=dict(type='SGD', lr=0.01)))
+    own = config.get('optim_wrapper') or dict(optimizer=dict(type='SGD', lr=0.01))
     return {key: value for key, value in own.items() if key in kept} | dict(type='OptimWrapper')
 
 
@@ -159,7 +159,7 @@ def check_result(result: Any, side: int) -> int:
         found += check_instances(result.pred_instances, side)
     if 'pred_track_instances' in result:
         tracks = result.pred_track_instances
-        require(len(tracks.instances_id) == len(tracks), 'every track needs its number')
+        require(len(tracks) == len(tracks.get('instances_id', ())), 'every track needs its number')
         found += check_instances(tracks, side)
     for key, name in (('pred_sem_seg', 'data'), ('pred_sem_seg', 'sem_seg'), ('pred_panoptic_seg', 'sem_seg')):
         if key in result and name in result.get(key):
@@ -178,6 +178,8 @@ def check_instances(instances: Any, side: int) -> int:
     if 'lines' in instances:
         return len(instances.lines)
     count = len(instances)
+    if not count:
+        return 0
     if 'bboxes' in instances:
         boxes = getattr(instances.bboxes, 'tensor', instances.bboxes)
         require(tuple(boxes.shape) == (count, 4), f'the boxes have the shape {tuple(boxes.shape)}')
