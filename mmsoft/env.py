@@ -26,7 +26,12 @@ GROUPS = {
     'export': ('onnx', 'onnxscript', 'onnxruntime'),
 }
 LINES = {'onedl': 'onedl (maintained)', 'original': 'original'}
-OPERATORS = {'compiled': "mmcv's own, compiled", 'installed': "mmsoft's, installed in mmcv", 'active': "mmsoft's"}
+OPERATORS = {
+    'compiled': "mmcv's own, compiled",
+    'installed': "mmsoft's, installed in mmcv",
+    'active': "mmsoft's",
+    'foreign': "somebody's _ext.py",
+}
 
 
 @contextlib.contextmanager

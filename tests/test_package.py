@@ -84,7 +84,7 @@ def imports(node):
 def test_what_windows_lacks_is_not_imported():
     guarded = 'if sys.platform == "linux":\n import pwd\ntry:\n import grp\nexcept ImportError:\n pass\n'
     assert [*imports(ast.parse(guarded + 'def f():\n from resource import x'))] == ['resource']
-    for file in [*(ROOT / 'mmsoft').rglob('*.py'), *(ROOT / 'tools').glob('*.py')]:
+    for file in [*(ROOT / 'mmsoft').rglob('*.py'), *(ROOT / 'tools').rglob('*.py')]:
         found = {name.split('.')[0] for name in imports(ast.parse(file.read_text(encoding='utf-8')))}
         assert not found & UNIX_ONLY, file
 

@@ -14,6 +14,8 @@ from typing import Any
 
 NAME = 'mmcv._ext'
 SUBSTITUTE = Path(__file__).parent / 'ext.py'
+# What --install writes into mmcv/_ext.py.
+LINE = 'from mmsoft.mmcv_ops.ext import __getattr__  # `python -m mmsoft.mmcv_ops --remove` takes this file away\n'
 
 
 class _Finder:
@@ -33,8 +35,8 @@ def activate() -> None:
 def provider() -> tuple[str, str]:
     """Whose operators ``mmcv.ops`` takes, without importing them, and the file that holds them.
 
-    ``compiled``: mmcv's own; ``installed``: ours, by the file that ``--install`` wrote; ``active``: ours, in this
-    process; ``missing``: nobody's, as mmcv is not installed.
+    ``compiled``: mmcv's own; ``installed``: ours, by the file that ``--install`` wrote; ``foreign``: somebody else's
+    ``_ext.py``; ``active``: ours, in this process; ``missing``: nobody's, as mmcv is not installed.
     """
     package = importlib.util.find_spec('mmcv')
     if package is None or not package.submodule_search_locations:
@@ -42,4 +44,6 @@ def provider() -> tuple[str, str]:
     spec = importlib.machinery.PathFinder.find_spec(NAME, list(package.submodule_search_locations))
     if spec is None or spec.origin is None:
         return 'active', str(SUBSTITUTE)
-    return ('installed' if spec.origin.endswith('.py') else 'compiled'), spec.origin
+    if not spec.origin.endswith('.py'):
+        return 'compiled', spec.origin
+    return ('installed' if Path(spec.origin).read_text(encoding='utf-8') == LINE else 'foreign'), spec.origin

@@ -5,22 +5,22 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from mmsoft.mmcv_ops import provider
-
-LINE = 'from mmsoft.mmcv_ops.ext import __getattr__  # `python -m mmsoft.mmcv_ops --remove` takes this file away\n'
+from mmsoft.mmcv_ops import LINE, provider
 
 
 def _file() -> Path:
     """Where the line goes: ``_ext.py`` of the installed mmcv."""
     package = importlib.util.find_spec('mmcv')
-    if package is None or package.origin is None:
-        sys.exit('mmcv is not installed, or only an empty folder is left of it: `pip install "mmsoft[openmmlab]"`.')
-    return Path(package.origin).parent / '_ext.py'
+    if package is None or not package.submodule_search_locations:
+        sys.exit('mmcv is not installed; `pip install "mmsoft[openmmlab]"`.')
+    return Path(next(iter(package.submodule_search_locations))) / '_ext.py'
 
 
 def install() -> str:
     file = _file()
     whose, where = provider()
+    if not (file.parent / '__init__.py').is_file():
+        sys.exit(f'{file.parent} is only a folder without its modules: `pip install "mmsoft[openmmlab]"` brings them.')
     if whose == 'compiled':
         sys.exit(f'mmcv has compiled operators ({where}), and they are used: nothing to install.')
     if file.is_file() and file.read_text() != LINE:
@@ -48,6 +48,7 @@ def status() -> str:
     return {
         'compiled': f'compiled: mmcv has operators of its own, {where}.',
         'installed': f'installed: mmcv takes those of mmsoft in every program, by {where}.',
+        'foreign': f'foreign: mmcv takes those of {where}, which is neither its own nor of this command.',
         'active': 'active: mmcv takes those of mmsoft where mmsoft is imported first; --install is for all programs.',
         'missing': 'missing: mmcv is not installed; `pip install "mmsoft[openmmlab]"`.',
     }[whose]

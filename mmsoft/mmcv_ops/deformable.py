@@ -150,7 +150,9 @@ def modulated_deform_conv_backward(
         if output.shape == gradient.shape:
             fill(output, gradient)
         else:  # the other values have no part in the result
-            output.flatten(1)[:, : gradient[0].numel()] = gradient.flatten(1)
+            whole = gradient.new_zeros(output.shape)
+            whole.flatten(1)[:, : gradient[0].numel()] = gradient.flatten(1)
+            output.copy_(whole)
 
 
 def _attend(value: Tensor, shapes: list[list[int]], locations: Tensor, weights: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """What ``mmcv._ext`` offers, made from torch and torchvision.
 
-An operator that is missing here raises when it is called, so that ``mmcv.ops`` imports whole.
+An operator that is missing here raises when it is called, so that ``mmcv.ops`` imports whole: every public name exists.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from mmsoft.mmcv_ops import boxes, deformable, filters, losses, norms, regions, rotated
+from mmsoft.mmcv_ops.tensors import REMEDY
 
 
 def get_compiler_version() -> str:
@@ -63,17 +64,13 @@ OPERATORS: dict[str, Callable] = {
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith('__'):
+    if name.startswith('_'):
         raise AttributeError(name)
     return OPERATORS.get(name) or _left_out(name)
 
 
 def _left_out(name: str) -> Callable:
     def operator(*args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(
-            f'mmcv operator {name!r} needs mmcv with its compiled operators, and this mmcv has none; '
-            'mmsoft.mmcv_ops replaces those that configs of mmdet and mmseg use. Install a compiled mmcv, '
-            '`MMCV_WITH_OPS=1 pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation onedl-mmcv`.'
-        )
+        raise NotImplementedError(f'mmcv operator {name!r} {REMEDY}')
 
     return operator

@@ -117,7 +117,7 @@ def masked_col2im_forward(
     channels: int,
 ) -> None:
     """Puts columns (channels, n) at n places of ``output`` (1, channels, height, width)."""
-    output[0, :, mask_h_idx, mask_w_idx] = masked_output
+    output[0, :, mask_h_idx, mask_w_idx] = masked_output.to(output.dtype)  # autocast makes it a half
 
 
 def _around(places: int, mask: int, half: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ def psamask_forward(
     for y in range(h_feature):
         strip = masks[:, :, :, y].index_select(1, rows[y]).transpose(2, 3)  # (b, other y, x, w_mask)
         strip = strip.gather(3, columns.expand(num_, h_feature, w_feature, w_feature))  # (b, other y, x, other x)
-        strip = strip * (has_row[y, :, None, None] & has_column)
+        strip = strip.masked_fill(~(has_row[y, :, None, None] & has_column), 0)
         if psa_type == 0:
             weights[:, :, :, y] = strip.transpose(2, 3)
         else:
@@ -174,7 +174,7 @@ def psamask_backward(
     gradient = grad_input.view(num_, h_mask, w_mask, h_feature, w_feature)
     for y in range(h_feature):
         strip = weights[:, :, :, y].transpose(2, 3) if psa_type == 0 else weights[:, y].transpose(1, 2)
-        strip = strip * (has_row[y, :, None, None] & has_column)  # (b, other y, x, other x)
+        strip = strip.masked_fill(~(has_row[y, :, None, None] & has_column), 0)  # (b, other y, x, other x)
         of_columns = strip.new_zeros(num_, h_feature, w_feature, w_mask)
         of_columns.scatter_add_(3, columns.expand_as(strip), strip)
         gradient[:, :, :, y].index_add_(1, rows[y], of_columns.transpose(2, 3).to(gradient.dtype))

@@ -5,16 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mmsoft.mmcv_ops.tensors import CHUNK, fill, wide
+from mmsoft.mmcv_ops.tensors import CHUNK, REMEDY, fill, wide
 
 _ops = torch.ops.torchvision
 
 
 def _averaging(pool_mode: int) -> None:
     if pool_mode != 1:
-        raise NotImplementedError(
-            "RoIAlign with pool_mode='max' needs mmcv with its compiled operators; take pool_mode='avg'."
-        )
+        raise NotImplementedError(f"RoIAlign with pool_mode='max' {REMEDY}")
 
 
 def roi_align_forward(

@@ -68,6 +68,7 @@ def _overlaps(a: Tensor, b: Tensor, over_first: bool = False) -> Tensor:
     return torch.where(torch.minimum(*areas) < 1e-14, 0, shared / whole.clamp(min=1e-14))
 
 
+@torch.no_grad()
 def box_iou_rotated(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
     """Fills ``ious`` (n * m, or n where aligned) with IoU (mode 0) or intersection over the first box (mode 1)."""
     if aligned:
@@ -78,6 +79,7 @@ def box_iou_rotated(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int
     ious.copy_(torch.cat(rows).flatten() if rows else ious)
 
 
+@torch.no_grad()
 def nms_rotated(
     dets: Tensor,
     scores: Tensor,
