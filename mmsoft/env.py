@@ -20,7 +20,7 @@ from mmsoft.versions import MMCV, NEEDS, OPENMMLAB, REQUIREMENTS, StackError, ch
 
 # What belongs together, and the extra that brings it. A group that is wholly absent is not needed by everybody.
 GROUPS = {
-    '': ('torch', 'torchvision', 'numpy', 'safetensors'),
+    '': ('torch', 'torchvision', 'numpy', 'safetensors', 'filelock'),
     'openmmlab': ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2'),
     'timm': ('timm', 'huggingface_hub'),
     'export': ('onnx', 'onnxscript', 'onnxruntime'),

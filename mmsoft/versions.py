@@ -35,6 +35,7 @@ REQUIREMENTS = {
     'torchvision': _both('0.21', '', 'torchvision>=0.21'),
     'numpy': _both('1.26', '', 'numpy>=1.26'),
     'safetensors': _both('0.4', '', 'safetensors>=0.4'),
+    'filelock': _both('3.13', '', 'filelock>=3.13'),
     'mmengine': Requirement('0.10.5', '1.0', 'onedl-mmengine~=0.10.12', 'mmengine~=0.10.7'),
     'mmcv': Requirement('2.1.0', '3.0', 'onedl-mmcv~=2.3.0', 'mmcv-lite~=2.1.0'),
     'mmdet': Requirement('3.3.0', '4.0', 'onedl-mmdetection~=3.5.1', 'mmdet~=3.3.0'),
@@ -121,7 +122,7 @@ def _check_operators(mmcv: str) -> None:
         importlib.import_module('mmcv.ops')
     except Exception as error:
         whose, file = mmcv_ops.provider()
-        if whose in ('compiled', 'installed'):
+        if whose in ('compiled', 'installed', 'foreign'):
             delete = 'del' if sys.platform == 'win32' else 'rm'
             cure = f'mend it with `{delete} "{file}"`, and those of mmsoft take their place'
         else:
