@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmengine.config import Config
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from torch import Tensor
 
@@ -19,22 +20,22 @@ def seed(number: int) -> None:
         start(number)
 
 
-def batch_for(library: str, model: dict, side: int, training: bool) -> dict[str, Any]:
+def batch_for(library: str, config: Config, side: int, training: bool) -> dict[str, Any]:
     """Two pictures to train on, one to predict, as the configs' loaders give; a film where the model takes films."""
-    number = 2 if training else 1
+    number, model = 2 if training else 1, config['model']
     if library == 'mmseg':
         return _batch([_labelled_picture(model, side) for _ in range(number)], (side, side))
-    kind, frames = model['data_preprocessor']['type'], model['data_preprocessor'].get('use_det_processor', False)
+    kind, alone = model['data_preprocessor']['type'], model['data_preprocessor'].get('use_det_processor', False)
     if kind == 'MultiBranchDataPreprocessor' and training:
-        branches = {name: _detection_batch(model, side, 2) for name in ('sup', 'unsup_teacher', 'unsup_student')}
+        branches = {name: _detection_batch(config, side, 2) for name in ('sup', 'unsup_teacher', 'unsup_student')}
         return {key: {name: batch[key] for name, batch in branches.items()} for key in ('inputs', 'data_samples')}
-    if kind == 'TrackDataPreprocessor' and not (training and frames):
-        return _film(model, side, 2 if training else 4)
+    if kind == 'TrackDataPreprocessor' and not (training and alone):
+        return _film(config, side, 2 if training else 4)
     if kind == 'ReIDDataPreprocessor':
         return _batch([_person(person // 2) for person in range(2 * number)], PERSONS)
     if kind == 'LineDetDataProcessor':
         return _batch([_lanes(*LANES) for _ in range(number)], LANES)
-    return _detection_batch(model, side, number)
+    return _detection_batch(config, side, number)
 
 
 def _batch(samples: list, size: tuple[int, int]) -> dict[str, Any]:
@@ -45,20 +46,20 @@ def _picture(size: tuple[int, int]) -> Tensor:
     return torch.randint(256, (3, *size), dtype=torch.uint8)
 
 
-def _detection_batch(model: dict, side: int, pictures: int) -> dict[str, Any]:
+def _detection_batch(config: Config, side: int, pictures: int) -> dict[str, Any]:
     from mmdet.structures.bbox import HorizontalBoxes
 
-    batch = _batch([_objects(model, side, number) for number in range(pictures)], (side, side))
+    batch = _batch([_objects(config, side, number) for number in range(pictures)], (side, side))
     for sample in batch['data_samples']:
         for instances in (sample.gt_instances, sample.ignored_instances):
             instances.bboxes = HorizontalBoxes(instances.bboxes)
     return batch
 
 
-def _film(model: dict, side: int, length: int) -> dict[str, Any]:
+def _film(config: Config, side: int, length: int) -> dict[str, Any]:
     from mmdet.structures import TrackDataSample
 
-    frames = [_objects(model, side, number) for number in range(length)]
+    frames = [_objects(config, side, number) for number in range(length)]
     for frame in frames:
         frame.gt_instances = frames[0].gt_instances.clone()  # all stands still, else StrongSORT aligns no frames
     film = TrackDataSample(
@@ -67,17 +68,17 @@ def _film(model: dict, side: int, length: int) -> dict[str, Any]:
     return dict(inputs=[torch.stack([_picture((side, side))] * length)], data_samples=[film])
 
 
-def _objects(model: dict, side: int, number: int) -> Any:
-    """One picture's objects as boxes, masks if the model takes them, a map if it has classes without objects."""
+def _objects(config: Config, side: int, number: int) -> Any:
+    """One picture's objects: boxes, masks if the config loads them, a map if the model has labels without objects."""
     from mmdet.structures import DetDataSample
     from mmdet.structures.mask import BitmapMasks
 
-    boxes = _boxes(OBJECTS, side)
+    model, boxes = config['model'], _boxes(OBJECTS, side)
     sample = DetDataSample(metainfo=_facts(side, number))
     sample.gt_instances = InstanceData(
         bboxes=boxes, labels=torch.randint(_classes(model), (OBJECTS,)), instances_ids=torch.arange(OBJECTS)
     )
-    if any(values(model, 'pad_mask', bool)) or any(values(model, 'mask_head', (dict, list))):
+    if any(values(config.get('train_dataloader'), 'with_mask', bool)):
         sample.gt_instances.masks = BitmapMasks(_filled(boxes, side), side, side)
     sample.ignored_instances = InstanceData(bboxes=_boxes(1, side))
     if not any(values(model, 'rpn_head', dict)):
@@ -143,7 +144,7 @@ def _stuff(model: dict) -> tuple[int, int] | None:
     return next(((0, head['num_classes']) for head in values(model, 'semantic_head', dict)), None)
 
 
-def values(node: Any, key: str, kind: type | tuple[type, ...] = int) -> Iterator[Any]:
+def values(node: Any, key: str, kind: type = int) -> Iterator[Any]:
     """Every value of that kind below ``key``, anywhere in a config."""
     if isinstance(node, dict):
         if isinstance(node.get(key), kind):

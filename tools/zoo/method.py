@@ -10,6 +10,7 @@ from collections import Counter
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.logging import MessageHub
@@ -140,7 +141,7 @@ class Trial:
         return dict(found=sum(check_result(result, self.side) for result in results))
 
     def _batch(self, training: bool) -> dict:
-        return batches.batch_for(self.library, self.config.model, self.side, training)
+        return batches.batch_for(self.library, self.config, self.side, training)
 
 
 def optimizer_config(config: Config) -> dict:
@@ -158,9 +159,7 @@ def check_result(result: Any, side: int) -> int:
     if 'pred_instances' in result:
         found += check_instances(result.pred_instances, side)
     if 'pred_track_instances' in result:
-        tracks = result.pred_track_instances
-        require(len(tracks) == len(tracks.get('instances_id', ())), 'every track needs its number')
-        found += check_instances(tracks, side)
+        found += check_tracks(result.pred_track_instances, side)
     for key, name in (('pred_sem_seg', 'data'), ('pred_sem_seg', 'sem_seg'), ('pred_panoptic_seg', 'sem_seg')):
         if key in result and name in result.get(key):
             labels = result.get(key).get(name)
@@ -172,6 +171,14 @@ def check_result(result: Any, side: int) -> int:
     kinds = ('pred_instances', 'pred_track_instances', 'pred_sem_seg', 'pred_panoptic_seg')
     require(any(kind in result for kind in kinds), f'predicts {", ".join(result.keys())}')
     return found
+
+
+def check_tracks(tracks: Any, side: int) -> int:
+    if tuple(tracks.bboxes.shape[1:]) == (7,):  # StrongSORT's rows: frame, number, left, top, width, height, score
+        require(bool(np.isfinite(tracks.bboxes).all()), 'tracks are not finite')
+        return len(tracks.bboxes)
+    require(len(tracks.instances_id) == len(tracks), 'every track needs its number')
+    return check_instances(tracks, side)
 
 
 def check_instances(instances: Any, side: int) -> int:
