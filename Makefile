@@ -15,10 +15,10 @@ VENV := $(or $(VENV),.venv$(if $(filter original,$(STACK)),-original)$(if $(TORC
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp-$(STACK)$(if $(TORCH),-torch$(TORCH))
 EXTRAS := openmmlab$(if $(filter original,$(STACK)),-original),export,dev
-PRESENT = $(shell $(PY) -c "import importlib.metadata as m; print(m.version('torch'))" 2>/dev/null)
-PINNED = $(shell sed -n 's/^torch==//p' requirements.txt)
-CHOSEN = $(or $(TORCH),$(PRESENT),$(PINNED))
-VISION = 0.$(shell expr $(word 2,$(subst ., ,$(CHOSEN))) + 15)
+PRESENT := $(shell $(PY) -c "import importlib.metadata as m; print(m.version('torch'))" 2>/dev/null)
+PINNED := $(shell sed -n 's/^torch==//p' requirements.txt)
+CHOSEN := $(or $(TORCH),$(PRESENT),$(PINNED))
+VISION := 0.$(shell expr $(word 2,$(subst ., ,$(CHOSEN))) + 15)
 
 .PHONY: install test demo lint dist
 install: $(STAMP)

@@ -40,7 +40,7 @@ REQUIREMENTS = {
     'mmcv': Requirement('2.1.0', '3.0', 'onedl-mmcv~=2.3.0', 'mmcv-lite~=2.1.0'),
     'mmdet': Requirement('3.3.0', '4.0', 'onedl-mmdetection~=3.5.1', 'mmdet~=3.3.0'),
     'mmseg': Requirement('1.2.2', '2.0', 'onedl-mmsegmentation~=1.4.2', 'mmsegmentation~=1.2.2'),
-    'cv2': _both('4.5', '', 'opencv-python<5'),
+    'cv2': _both('4.5', '5.0', 'opencv-python<5'),
     'timm': _both('1.0.3', '2.0', 'timm>=1.0.3,<2'),
     'huggingface_hub': _both('0.17', '', 'huggingface_hub>=0.17'),
     'onnx': _both('1.18', '', 'onnx>=1.18'),

@@ -13,10 +13,6 @@ from small_worlds import SMALL
 
 from mmsoft.datasets.miniature import WORLDS, write_world
 
-# On CPUs with AMX oneDNN (of torch 2.6 and 2.12) is wrong by 100 % in bfloat16 convolutions of 16 or 24 channels whose
-# kernel is their stride, as landmarks of narrow test models have them. It reads this at its first operator.
-os.environ.setdefault('ONEDNN_MAX_CPU_ISA', 'AVX512_CORE_BF16')
-
 DATA = Path(__file__).parent / 'data'
 # torch.compile's backend on CPUs calls a C++ compiler, which nothing else needs; graphs are compared all the same.
 HEADERS = Path(sysconfig.get_paths()['include']) / 'Python.h'

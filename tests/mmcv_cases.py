@@ -20,14 +20,20 @@ FILE = Path(__file__).parent / 'data' / 'mmcv_ops.npz'
 class Draw:
     """Random tensors of one case."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = np.random.RandomState(seed)
+    def __init__(self, seed: int, device: str = 'cpu') -> None:
+        self.random, self.device = np.random.RandomState(seed), device
+
+    def _place(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers).to(self.device)
 
     def __call__(self, *shape: int, scale: float = 1.0) -> Tensor:
-        return torch.from_numpy(scale * self.random.randn(*shape)).float()
+        return self._place(scale * self.random.randn(*shape)).float()
 
     def uniform(self, *shape: int) -> Tensor:
-        return torch.from_numpy(self.random.rand(*shape)).float()
+        return self._place(self.random.rand(*shape)).float()
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        return self._place(self.random.randint(high, size=shape))
 
     def boxes(self, count: int, side: float = 60.0) -> Tensor:
         """(x1, y1, x2, y2), a quarter of them nearly doubles of others."""
@@ -43,7 +49,7 @@ class Draw:
 
     def rois(self, count: int, images: int, side: float) -> Tensor:
         """(image, x1, y1, x2, y2), some of them beyond the border."""
-        images_ = torch.from_numpy(self.random.randint(images, size=(count, 1))).float()
+        images_ = self.integers(images, count, 1).float()
         return torch.cat((images_, self.boxes(count, side) - side / 8), dim=1)
 
 
@@ -67,7 +73,7 @@ def suppression(draw: Draw) -> Iterator[tuple[str, dict[str, Tensor]]]:
         for method in ('naive', 'linear', 'gaussian'):
             dets, kept = soft_nms(boxes, scores, 0.3, sigma=0.5, min_score=0.05, method=method, offset=offset)
             yield f'soft_nms_{method}{offset}', dict(dets=dets, kept=kept)
-    labels = torch.from_numpy(draw.random.randint(3, size=80))
+    labels = draw.integers(3, 80)
     for kind, threshold in (('nms', 10000), ('nms', 20), ('soft_nms', 10000)):
         dets, kept = batched_nms(boxes, scores, labels, dict(type=kind, iou_threshold=0.4, split_thr=threshold))
         yield f'batched_{kind}{threshold}', dict(dets=dets, kept=kept)
@@ -142,12 +148,12 @@ def masks(draw: Draw) -> Iterator[tuple[str, dict[str, Tensor]]]:
             )
 
 
-def results() -> dict[str, np.ndarray]:
-    """Every tensor by ``case/name``."""
+def results(device: str = 'cpu') -> dict[str, np.ndarray]:
+    """Every tensor by ``case/name``, computed on a device."""
     found = {}
     for seed, cases in enumerate((suppression, rotated, regions, convolutions, masks)):
-        for case, tensors in cases(Draw(seed)):
-            found.update({f'{case}/{name}': tensor.numpy() for name, tensor in tensors.items()})
+        for case, tensors in cases(Draw(seed, device)):
+            found.update({f'{case}/{name}': tensor.cpu().numpy() for name, tensor in tensors.items()})
     return found
 
 

@@ -17,6 +17,7 @@ from mmsoft.layers import (
     StripeBranch,
     WindowAttention,
 )
+from mmsoft.layers.window_conv import WindowConv
 from mmsoft.models import InLineCSwin, InLineSwin
 from mmsoft.ops import from_windows, inline_attention_reference, to_windows
 
@@ -170,3 +171,20 @@ def test_bad_architectures_are_named():
     assert kinds == ['WindowAttention', *['InLineAttention'] * 3]
     assert InLineSwin(arch).arch.inline == (1, 1, 2, 0)
     assert InLineCSwin(arch | dict(heads=(1, 2, 4, 8))).arch.inline == (1, 1, 0, 0)
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(('channels', 'window'), [(8, 8), (16, 4), (32, (1, 3)), (28, (8, 5))])
+def test_window_convolution_equals_torchs_in_float64(channels, window, dtype):
+    conv = WindowConv(channels, 12, window).to(dtype)
+    x = torch.randn(2, channels, 33, 41, dtype=dtype).requires_grad_()
+    leaves = [leaf.detach().double().requires_grad_() for leaf in (x, conv.weight, conv.bias)]
+    expected = F.conv2d(*leaves, stride=conv.stride)
+    found = conv(x)
+    upstream = torch.randn(expected.shape).to(dtype)
+    expected.backward(upstream.double())
+    found.backward(upstream)
+    bound = 1e-12 if dtype is torch.float64 else 2e-2  # where oneDNN errs, it is by 100 %
+    assert relative_error(found, expected) < bound
+    for ours, theirs in zip((x, conv.weight, conv.bias), leaves, strict=True):
+        assert relative_error(ours.grad, theirs.grad) < bound

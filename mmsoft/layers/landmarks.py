@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from mmsoft.ops import landmark_grid, scattered_indices, to_landmark_windows, to_map
 from mmsoft.ops.checks import choose, pair, whole
 
+from .window_conv import WindowConv
+
 SAMPLINGS = ('conv', 'avg_pool', 'random', 'first')
 
 
@@ -36,7 +38,7 @@ class Landmarks(nn.Module):
         self.ratio = pair('landmark window', ratio)
         self.sampling, self.seed = sampling, seed
         if sampling == 'conv':  # the others have no parameters
-            self.conv = nn.Conv2d(head_dim, head_dim, self.ratio, stride=self.ratio, bias=False)
+            self.conv = WindowConv(head_dim, head_dim, self.ratio, bias=False)
             self.norm = nn.LayerNorm(head_dim, eps=1e-5)
 
     def forward(self, q: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -11,6 +11,7 @@ from mmsoft.ops.checks import pair
 
 from .heads import MultiHead, grid_of
 from .linear import Linear
+from .window_conv import WindowConv
 
 
 class SoftmaxAttention(MultiHead):
@@ -40,7 +41,7 @@ class SoftmaxAttention(MultiHead):
         self.reduction = pair('reduction', reduction)
         self.reduces = self.reduction != (1, 1)
         if self.reduces:
-            self.reduce = nn.Conv2d(dim, dim, self.reduction, self.reduction)
+            self.reduce = WindowConv(dim, dim, self.reduction)
             self.reduce_norm = nn.LayerNorm(dim, eps=1e-5)
 
     def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
