@@ -25,7 +25,7 @@ SIZE = (128, 160)  # height, width
 CLASS_SCENES, CLASS_SIZE = (256, 320), 96  # scenes from which pictures are cut, and the pictures
 IMAGES, VAL_IMAGES = 240, 60
 BATCH = dict(boxes=4, masks=4, labels=4, classes=32)  # of all processes together
-EPOCHS = dict(boxes=5, masks=3, labels=3, classes=8)
+EPOCHS = dict(boxes=3, masks=3, labels=3, classes=8)
 LR = 4e-4
 # What the demo sets itself, so that options for it would have no effect.
 SETS = (
