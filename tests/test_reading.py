@@ -171,3 +171,23 @@ def test_records_of_several_processes_and_a_line_cut_by_a_kill(tmp_path: Path) -
     record.write_bytes(cut_line)
     assert len(read_faults(record)) == 159
     assert read_faults(tmp_path / 'none') == {}
+
+
+def test_a_fault_is_recorded_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:
+    """Workers of every epoch and resumed runs begin with no memory; a line that breaks off spoils no other."""
+    record = tmp_path / 'faults'
+    for run in range(3):
+        transform = ReadSafely(dict(type='LoadImageFromFile'), str(record), training=True)
+        for name in ('a.jpg', 'b\udce9.jpg', f'{run}.jpg'):
+            assert transform(dict(img_path=name)) is None
+        with record.open('ab') as file:
+            file.write(b'{"file": "cut')
+    assert list(read_faults(record)) == ['a.jpg', 'b\udce9.jpg', '0.jpg', '1.jpg', '2.jpg']
+    assert record.read_text().count('"a.jpg"') == 1
+    assert '\\ud' not in record.read_text()
+
+
+def test_a_record_on_a_full_disk_does_not_end_the_run() -> None:
+    transform = ReadSafely(dict(type='LoadImageFromFile'), '/dev/full', training=True)
+    with pytest.warns(UserWarning, match='/dev/full cannot be written: .*No space left'):
+        assert transform(dict(img_path='a.jpg')) is None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import mmcv
@@ -9,6 +10,7 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from mmengine import registry
 
+from mmsoft.files import disk_is_full, json_name, name_from_json, shown
 from mmsoft.registry import TRANSFORMS
 
 IGNORED_LABEL = 255
@@ -23,9 +25,12 @@ class FaultRecord:
     def __init__(self, record: str | Path | None) -> None:
         self.record = None if record is None else Path(record)
         self.recorded, self.in_a_row = set(), 0
+        self.read, self.torn = 0, False  # bytes of the record, and whether it ends within a line
 
     def add(self, path: str, error: Exception, doing: str) -> None:
-        """Put the error on record, or raise if there are too many."""
+        """Put the error on record, or raise if there are too many, or if no more can be written."""
+        if disk_is_full(error):
+            raise error
         fault = f'{type(error).__name__}: {error}'
         self.write(path, fault)
         self.in_a_row += 1
@@ -41,12 +46,29 @@ class FaultRecord:
 
     def write(self, path: str, fault: str) -> None:
         """One line in one unbuffered write, which other processes do not tear apart; once for each file."""
-        if self.record is None or path in self.recorded:
+        if self.record is None:
             return
-        self.recorded.add(path)
-        self.record.parent.mkdir(parents=True, exist_ok=True)
-        with self.record.open('ab', buffering=0) as file:
-            file.write((json.dumps(dict(file=os.fspath(path), fault=fault[:500])) + '\n').encode())
+        self._read_on()
+        if path in self.recorded:
+            return
+        line = json.dumps(dict(**json_name('file', os.fspath(path)), fault=shown(fault[:500]))) + '\n'
+        try:
+            self.record.parent.mkdir(parents=True, exist_ok=True)
+            with self.record.open('ab', buffering=0) as file:
+                file.write(('\n' * self.torn + line).encode())
+        except OSError as error:
+            warnings.warn(f'{self.record} cannot be written: {error}. Not on record is {shown(path)}', stacklevel=2)
+
+    def _read_on(self) -> None:
+        """Take in what other processes, and runs before this one, have written since the last look."""
+        if not self.record.is_file():
+            return
+        with self.record.open('rb') as file:
+            file.seek(self.read)
+            new = file.read()
+        self.recorded |= set(_parse(new))
+        self.torn = bool(new) and not new.endswith(b'\n')
+        self.read += new.rfind(b'\n') + 1
 
 
 @TRANSFORMS.register_module()
@@ -124,12 +146,15 @@ def _label_size(results: dict) -> tuple[int, int]:
 
 def read_faults(record: str | Path) -> dict[str, str]:
     """Faults on record: file -> fault. A file that was met twice counts once; a line that breaks off does not."""
+    return _parse(Path(record).read_bytes()) if Path(record).is_file() else {}
+
+
+def _parse(lines: bytes) -> dict[str, str]:
     faults = {}
-    if Path(record).is_file():
-        for line in Path(record).read_text(errors='replace').splitlines():
-            try:
-                entry = json.loads(line)
-                faults[entry['file']] = entry['fault']
-            except (ValueError, TypeError, KeyError):  # a process was killed while it wrote
-                continue
+    for line in lines.splitlines():
+        try:
+            entry = json.loads(line)
+            faults[name_from_json('file', entry)] = entry['fault']
+        except (ValueError, TypeError, KeyError):  # a process was killed while it wrote
+            continue
     return faults
