@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -183,3 +184,35 @@ def test_sources_are_not_drawn_over(made: dict, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='holds pictures of the data, which would be overwritten'):
         predict(Config.fromfile(config), weights, [str(source)], tmp_path / 'link', 'cpu')
     assert source.read_bytes() == before
+
+
+def test_drawings_of_a_test_stay_below_their_folder(made: dict, tmp_path: Path) -> None:
+    """Names with .., absolute ones, and two that differ by their suffix alone: every picture, and nothing else."""
+    config, weights = made['retinanet']
+    cfg = Config.fromfile(config)
+    root = tmp_path / 'coco'
+    shutil.copytree(cfg.data_root, root)
+    annotations = root / 'annotations' / 'instances_val2017.json'
+    content = json.loads(annotations.read_text())
+    files = [root / 'val2017' / image['file_name'] for image in content['images']]
+    places = ['../outside/a.png', str(tmp_path / 'absolute.jpg'), 'sub/b.jpg', 'sub/b.png']
+    for image, file, place in zip(content['images'], files, places, strict=True):
+        (root / 'val2017' / place).parent.mkdir(exist_ok=True)
+        file.rename(root / 'val2017' / place)
+        image['file_name'] = place
+    annotations.write_text(json.dumps(content))
+    cfg.test_dataloader.dataset.data_root = f'{root}/'
+    cfg.test_evaluator.ann_file = str(annotations)
+    config = dump(cfg, tmp_path, 'wild')
+    before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
+    shown = tmp_path / 'a' / 'shown'
+    run('test', config, weights, '--work-dir', tmp_path / 'work', '--show-dir', shown)
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path.relative_to(tmp_path).parts[0] for path in set(tmp_path.rglob('*.*')) - before.keys()} == {'a', 'work'}
+    drawn = sorted(str(path.relative_to(shown)) for path in shown.rglob('*.*'))
+    assert len(drawn) == 4
+    assert drawn[-1] == 'sub/b.jpg'
+    assert [name.rsplit('-', 1)[0] for name in drawn[:-1]] == ['a', 'absolute', 'b']
+    refused = run('test', config, weights, '--work-dir', tmp_path / 'work', '--show-dir', root / 'val2017', check=False)
+    assert 'holds pictures of the data, which would be overwritten' in refused.stderr
+    assert {path: path.read_bytes() for path in before} == before

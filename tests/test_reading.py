@@ -184,7 +184,7 @@ def test_a_fault_is_recorded_once_however_often_a_run_is_resumed(tmp_path: Path)
             file.write(b'{"file": "cut')
     assert list(read_faults(record)) == ['a.jpg', 'b\udce9.jpg', '0.jpg', '1.jpg', '2.jpg']
     assert record.read_text().count('"a.jpg"') == 1
-    assert '\\ud' not in record.read_text()
+    assert r'"b\\xe9.jpg"' in record.read_text()  # JSON has no halves of characters
 
 
 def test_a_record_on_a_full_disk_does_not_end_the_run() -> None:
