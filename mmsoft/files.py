@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+WINDOWS = os.name == 'nt'
 LONGEST = 240  # bytes of a name, of the 255 that disks take: a name beside it is longer
 # What stands on Windows for a drive, a stream, a pattern or a device, and endings that it takes off.
 _NOT_ON_WINDOWS = re.compile(r'[<>:"|?*]|[. ]$|^(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.IGNORECASE)
@@ -116,4 +117,4 @@ def _is_ordinary(name: str) -> bool:
 def _is_ordinary_part(part: str) -> bool:
     if part in ('', '.', '..') or len(part.encode()) > LONGEST:
         return False
-    return os.name != 'nt' or not _NOT_ON_WINDOWS.search(part)
+    return not (WINDOWS and _NOT_ON_WINDOWS.search(part))

@@ -191,3 +191,21 @@ def test_a_record_on_a_full_disk_does_not_end_the_run() -> None:
     transform = ReadSafely(dict(type='LoadImageFromFile'), '/dev/full', training=True)
     with pytest.warns(UserWarning, match='/dev/full cannot be written: .*No space left'):
         assert transform(dict(img_path='a.jpg')) is None
+
+
+@pytest.mark.parametrize('backend', ['pillow', 'cv2'])
+def test_labels_of_16_bits_do_not_wrap(backend: str, worlds: Path, tmp_path: Path) -> None:
+    """256 became 0, a class; 65535 is what such maps have for nothing."""
+    shutil.copytree(worlds / FOLDERS['cityscapes'], tmp_path / FOLDERS['cityscapes'])
+    pipeline = config('cityscapes', tmp_path)['pipeline']
+    pipeline[1]['imdecode_backend'] = backend
+    safe = safely(pipeline, tmp_path / 'faults', training=False, num_classes=19)
+    dataset = build('cityscapes', tmp_path, pipeline=safe)
+    for index, values in enumerate(((3, 5, 65535), (3, 256, 300))):
+        labels = np.full(SIZE, values[0], np.uint16)
+        labels[:4], labels[4:6] = values[1:]
+        assert cv2.imwrite(dataset.get_data_info(index)['seg_map_path'], labels)
+    found = [dataset[index]['data_samples'].gt_sem_seg.data for index in range(2)]
+    assert [labels.unique().tolist() for labels in found] == [[3, 5, 255], [3, 255]]
+    (fault,) = read_faults(tmp_path / 'faults').values()
+    assert fault == f'{6 * SIZE[1]} pixels have labels such as [256, 300]; the loader keeps 8 bits: they are ignored'

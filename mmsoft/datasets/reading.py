@@ -1,5 +1,6 @@
 """Files that cannot be read or make no sense are put on record, not left to end a run hours in."""
 
+import io
 import json
 import os
 import warnings
@@ -7,13 +8,14 @@ from pathlib import Path
 
 import mmcv
 import numpy as np
-from mmcv.transforms import BaseTransform
-from mmengine import registry
+from mmcv.transforms import BaseTransform, LoadAnnotations
+from mmengine import fileio, registry
+from PIL import Image
 
 from mmsoft.files import disk_is_full, json_name, name_from_json, shown
 from mmsoft.registry import TRANSFORMS
 
-IGNORED_LABEL = 255
+IGNORED_LABEL, IGNORED_DEEP = 255, 65535  # of 8 bits and of 16
 # As many faults in a row are not the files' fault, but that of an option, or of a disk that is gone.
 FAULTS_IN_A_ROW = 100
 SIZE_IF_UNKNOWN = (512, 512)
@@ -111,19 +113,31 @@ class ReadSafely(BaseTransform):
         return loaded
 
     def _check_labels(self, results: dict) -> None:
-        labels = results['gt_seg_map']
+        labels, path = results['gt_seg_map'], results['seg_map_path']
         if labels.shape != tuple(results['ori_shape']):
             raise ValueError(f'the label map is {labels.shape}, its image {tuple(results["ori_shape"])}')
-        if self.num_classes is None:
-            return
-        wrong = (labels >= self.num_classes) & (labels != IGNORED_LABEL)
-        if wrong.any():
-            values = np.unique(labels[wrong])[:8].tolist()
-            self.faults.write(
-                results['seg_map_path'],
-                f'{int(wrong.sum())} pixels have labels such as {values}; there are {self.num_classes} classes',
-            )
+        deep = self._deep_labels(path) if isinstance(self.loader, LoadAnnotations) else None
+        if deep is not None:  # 256 became 0
+            wrong = ~((deep >= 0) & (deep <= 255))
             labels[wrong] = IGNORED_LABEL
+            self._record_labels(path, deep[wrong & (deep != IGNORED_DEEP)], 'the loader keeps 8 bits')
+        if self.num_classes is not None:
+            wrong = (labels >= self.num_classes) & (labels != IGNORED_LABEL)
+            self._record_labels(path, labels[wrong], f'there are {self.num_classes} classes')
+            labels[wrong] = IGNORED_LABEL
+
+    def _record_labels(self, path: str, wrong: np.ndarray, why: str) -> None:
+        if wrong.size:
+            values = np.unique(wrong)[:8].tolist()
+            self.faults.write(path, f'{wrong.size} pixels have labels such as {values}; {why}: they are ignored')
+
+    def _deep_labels(self, path: str) -> np.ndarray | None:
+        """A label map of more than 8 bits as it is in the file; its header tells."""
+        content = fileio.get(path, backend_args=self.loader.backend_args)
+        with Image.open(io.BytesIO(content)) as file:
+            if not file.mode.startswith(('I', 'F')):
+                return None
+        return mmcv.imfrombytes(content, 'unchanged', backend=self.loader.imdecode_backend).squeeze()
 
     def _blank_image(self, results: dict) -> None:
         """Black, of the size that the annotation tells."""

@@ -42,6 +42,7 @@ from .config import (
 )
 from .launch import start_processes
 from .lock import lock_work_dir
+from .results import write_whole
 from .runner import PARTIAL, Runner, latest_checkpoint
 
 TOP1 = 'accuracy/top1'
@@ -163,7 +164,7 @@ def evaluate(
             print(size_table({Path(checkpoint).name: metrics}))
         path = Path(work_dir, 'metrics.json')
         of = dict(checkpoint=checkpoint, sha256=sha256_of(locate(checkpoint)))
-        path.write_text(json.dumps(dict(**of, metrics=metrics), indent=1, default=float) + '\n')
+        write_whole(path, [json.dumps(dict(**of, metrics=metrics), indent=1, default=float).encode(), b'\n'])
         print_log(f'metrics saved in {path}', logger='current')
     return metrics
 
