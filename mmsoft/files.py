@@ -43,13 +43,19 @@ def _bytes(name: str) -> bytes:
         return name.encode('utf-8', 'surrogatepass')
 
 
-def json_name(key: str, name: str) -> dict[str, str]:
-    """``{key: name}``; if it is not UTF-8, which JSON cannot hold, ``<key>_bytes`` has its bytes percent-encoded."""
+def json_text(name: str) -> str:
+    """The name, or if it is not UTF-8, which JSON cannot hold, how it is shown."""
     try:
         name.encode()
     except UnicodeEncodeError:
-        return {key: shown(name), f'{key}_bytes': quote_from_bytes(_bytes(name))}
-    return {key: name}
+        return shown(name)
+    return name
+
+
+def json_name(key: str, name: str) -> dict[str, str]:
+    """``{key: name}``; if it is not UTF-8, ``<key>_bytes`` has its bytes, percent-encoded."""
+    text = json_text(name)
+    return {key: text} if text == name else {key: text, f'{key}_bytes': quote_from_bytes(_bytes(name))}
 
 
 def name_from_json(key: str, entry: Mapping[str, str]) -> str:

@@ -52,7 +52,7 @@ def test_names_and_pictures_of_all_kinds(made: dict, tmp_path: Path) -> None:
     """A name that is not UTF-8 ended the process in OpenCV; a picture without rows, or of no bytes, ended the run."""
     pictures, out = tmp_path / 'pictures', tmp_path / 'out'
     wild = [b'caf\xe9.png', b'line\nbreak.png', b'\x1b[31mred.png', 'Stra\u00dfe.png'.encode(), b'x' * 250 + b'.png']
-    for name in (*wild, b'A.png', b'a.png', b'sub/plain.png'):
+    for name in (*wild, b'A.png', b'a.png', b'sub/plain.png', b'grey.pgm'):
         write(pictures / os.fsdecode(name))
     write(pictures / 'flat.png', np.zeros((1, 5000, 3), np.uint8))
     (pictures / 'empty.jpg').touch()
@@ -62,18 +62,20 @@ def test_names_and_pictures_of_all_kinds(made: dict, tmp_path: Path) -> None:
     assert set(faults) == {str(pictures / name) for name in ('flat.png', 'empty.jpg', r'clip\xff.avi')}
     assert faults[str(pictures / 'flat.png')].startswith('cannot be predicted, skipped: ')
     assert 'names in UTF-8 alone' in faults[str(pictures / r'clip\xff.avi')]
-    assert '8 pictures and frames predicted, 3 files at fault' in done.stdout
+    assert '9 pictures and frames predicted, 3 files at fault' in done.stdout
 
     text = (out / 'results.json').read_bytes().decode('ascii')
     assert '\\ud' not in text  # halves of characters, which strict readers refuse
     entries = json.loads(text)
     names = {unquote_to_bytes(entry.get('file_name_bytes') or '') or entry['file_name'].encode() for entry in entries}
-    assert names == {*wild, b'A.png', b'a.png', b'sub/plain.png'}
+    assert names == {*wild, b'A.png', b'a.png', b'sub/plain.png', b'grey.pgm'}
     assert not (out / 'results.jsonl').exists()
     drawn = [path for path in (out / 'drawn').rglob('*') if path.is_file()]
-    assert len(drawn) == len({str(path).casefold() for path in drawn}) == 8  # also where A.png is a.png
+    assert len(drawn) == len({str(path).casefold() for path in drawn}) == 9  # also where A.png is a.png
     assert all(cv2.imread(str(path)).shape == NOISE.shape for path in drawn)
-    assert {'A.png', 'Straße.png', 'sub/plain.png'} <= {str(path.relative_to(out / 'drawn')) for path in drawn}
+    assert {'A.png', 'Straße.png', 'grey.pgm.png', 'sub/plain.png'} <= {
+        str(path.relative_to(out / 'drawn')) for path in drawn
+    }
 
 
 def test_label_maps_and_frames_do_not_meet(made: dict, tmp_path: Path) -> None:

@@ -57,6 +57,16 @@ BROKEN = {
         r'not complete COCO JSON \(JSONDecodeError',
     ),
     'other json': ('coco', lambda at: rewrite_coco(at, dict.clear), r"not complete COCO JSON \(KeyError: 'images'"),
+    'text for a number': (
+        'coco',
+        lambda at: rewrite_coco(at, lambda json: json['annotations'][0].update(bbox=['1', 2, 3, 4])),
+        r'not complete COCO JSON \(TypeError: a box or size is a str, not a number',
+    ),
+    'no number': (
+        'coco',
+        lambda at: rewrite_coco(at, lambda json: json['images'][0].update(width=None)),
+        r'a box or size is a NoneType, not a number',
+    ),
     'no images listed': ('coco', lambda at: rewrite_coco(at, lambda json: json.update(images=[])), 'lists no images'),
     'no image folder': ('coco', lambda at: shutil.rmtree(at / 'val2017'), "there is no folder '.*val2017/'"),
     'missing images': (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmsoft.engine.logs import LogKeeper
-from mmsoft.files import json_name, name_from_json, place_below, places_below, shown
+from mmsoft.files import json_name, json_text, name_from_json, place_below, places_below, shown
 from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
 
 ORDINARY = [
@@ -84,6 +84,7 @@ def test_names_in_json_are_unicode_and_come_back() -> None:
         text = json.dumps(json_name('file', name)).encode()
         assert json.loads(text)['file'].encode()
         assert name_from_json('file', json.loads(text)) == name
+        assert json.dumps(json_text(name)).encode() in text
 
 
 CLASSES = ['$\\frac$', 'a\n\x1b[2J', os.fsdecode(b'b\xe9'), '$5 or $6', '']

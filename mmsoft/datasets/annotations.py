@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,13 @@ class CocoLook:
             np.array([bool(entry.get(mark)) for entry in self.boxed], bool) for mark in ('iscrowd', 'ignore')
         )
         self.usable = np.ones(len(self.boxed), bool)
+        numbers = chain(
+            chain.from_iterable(entry['bbox'] for entry in self.boxed),
+            (entry['area'] for entry in self.boxed),
+            (image[side] for image in self.images for side in ('width', 'height')),
+        )
+        if kinds := set(map(type, numbers)) - {int, float}:  # NumPy takes '1' and None as well
+            raise TypeError(f'a box or size is a {kinds.pop().__name__}, not a number')
 
     def repeated_image(self) -> str | None:
         """Boxes of both would be trained on the picture of one."""

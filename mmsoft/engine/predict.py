@@ -24,7 +24,7 @@ from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
 from mmsoft.datasets.class_folders import ClassSample, class_names, make_transform, places
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.datasets.reading import FaultRecord
-from mmsoft.files import json_name, places_below
+from mmsoft.files import json_name, json_text, places_below
 from mmsoft.versions import require
 from mmsoft.visualization import DrawnVideo, can_write, draw_sample, opencv_name, write_picture
 
@@ -226,14 +226,19 @@ class _Predictor:
     def video(self, name: str, file: Path) -> Iterator[None]:
         """Predict a video; a step a frame."""
         writer = None
-        for frame, (image, rate) in enumerate(self._frames(file)):
-            with self._attempt(file):
-                drawn = self._predict(image, name, frame)
-                if drawn is not None:
-                    writer = writer or DrawnVideo(self.drawn[name], rate, drawn.shape[:2])
-                    writer.write(drawn)
-                self.faults.none()
-            yield
+        try:
+            for frame, (image, rate) in enumerate(self._frames(file)):
+                with self._attempt(file):
+                    drawn = self._predict(image, name, frame)
+                    if drawn is not None:
+                        writer = writer or DrawnVideo(self.drawn[name], rate, drawn.shape[:2])
+                        writer.write(drawn)
+                    self.faults.none()
+                yield
+        except BaseException:
+            if writer is not None:
+                writer.discard()
+            raise
         if writer is not None:
             with self._attempt(file):
                 writer.close()
@@ -262,7 +267,7 @@ class _Predictor:
             place['frame'] = frame
         if self.is_classifier:
             scores, labels = sample.pred_scores.topk(min(TOP, len(sample.pred_scores)))
-            names = [self.meta['classes'][label] for label in labels.tolist()]
+            names = [json_text(self.meta['classes'][label]) for label in labels.tolist()]
             self.results.add([dict(**place, classes=names, scores=scores.tolist())])
         elif self.is_detector:
             self.results.add([dict(**place, **entry) for entry in self._detections(sample.pred_instances)])
@@ -293,7 +298,7 @@ class _Predictor:
     def _write_categories(self, ids: list[int], source: str) -> None:
         self.category_ids = ids
         names = zip(ids, self.meta['classes'], strict=True)
-        categories = dict(ids_from=source, categories=[dict(id=number, name=name) for number, name in names])
+        categories = dict(ids_from=source, categories=[dict(id=number, name=json_text(name)) for number, name in names])
         write_whole(self.folder / 'categories.json', [json.dumps(categories, indent=1).encode(), b'\n'])
 
     def finish(self) -> None:

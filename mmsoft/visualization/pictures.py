@@ -13,15 +13,18 @@ def write_picture(image: np.ndarray, path: Path) -> None:
     done, content = cv2.imencode(path.suffix, image)
     if not done:
         raise ValueError(f'OpenCV makes no {path.suffix} of an image {image.shape}')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial:
-        partial.write_bytes(content)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def can_write(name: str) -> bool:
-    """Whether the suffix is one of a format that OpenCV writes."""
+    """Whether the suffix is one of a format that OpenCV writes in colours."""
     suffix = Path(name).suffix
-    return suffix.isascii() and cv2.haveImageWriter(f'x{suffix}')
+    return suffix.isascii() and suffix.lower() not in ('.pbm', '.pgm') and cv2.haveImageWriter(f'x{suffix}')
 
 
 def opencv_name(path: Path) -> str:
@@ -53,6 +56,10 @@ class DrawnVideo:
         self.writer.release()
         written = int(cv2.VideoCapture(str(self.partial)).get(cv2.CAP_PROP_FRAME_COUNT))
         if written < self.frames:
-            self.partial.unlink(missing_ok=True)
+            self.discard()
             raise OSError(f'of {self.frames} frames {written} were written to {str(self.path)!r}: is the disk full?')
         self.partial.replace(self.path)
+
+    def discard(self) -> None:
+        self.writer.release()
+        self.partial.unlink(missing_ok=True)
