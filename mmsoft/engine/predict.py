@@ -36,7 +36,7 @@ VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg', '.wm
 # Where a model keeps the head that tells the number of classes.
 _HEADS = ('decode_head', 'bbox_head', 'roi_head.bbox_head', 'mask_head', 'backbone')
 TOP = 5  # classes that are told of a picture
-UNREADABLE = 'cannot be read, skipped'
+UNREADABLE, UNDRAWN = 'cannot be read, skipped', 'is predicted, but cannot be drawn'
 
 
 def load_model(
@@ -239,6 +239,7 @@ class _Predictor:
             if writer is not None:
                 writer.discard()
             raise
+        self.problem = UNDRAWN
         if writer is not None:
             with self._attempt(file):
                 writer.close()
@@ -253,6 +254,7 @@ class _Predictor:
                 raise ValueError('no frame can be decoded')
             while found:
                 yield image, capture.get(cv2.CAP_PROP_FPS) or 25
+                self.problem = 'cannot be read to its end'
                 found, image = capture.read()
 
     def _predict(self, image: np.ndarray, name: str, frame: int | None = None) -> np.ndarray | None:
@@ -274,7 +276,7 @@ class _Predictor:
         else:
             self._write_labels(sample.pred_sem_seg.data, name, frame)
         self.count += 1
-        self.problem = 'is predicted, but cannot be drawn'
+        self.problem = UNDRAWN
         return None if self.score_thr is None else draw_sample(image, sample, self.meta, self.score_thr)
 
     def _detections(self, instances: Any) -> Iterator[dict[str, Any]]:
