@@ -1,10 +1,11 @@
 """A missing or broken data set is one clear error; annotations that are passed over are counted."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_worlds import SCOPES, check, config, cut, rewrite_coco
+from small_worlds import SCOPES, build, check, config, cut, rewrite_coco
 
 from mmsoft.datasets.layout import DataError
 from mmsoft.datasets.miniature import FOLDERS
@@ -56,6 +57,16 @@ BROKEN = {
         r'not complete COCO JSON \(JSONDecodeError',
     ),
     'other json': ('coco', lambda at: rewrite_coco(at, dict.clear), r"not complete COCO JSON \(KeyError: 'images'"),
+    'text for a number': (
+        'coco',
+        lambda at: rewrite_coco(at, lambda json: json['annotations'][0].update(bbox=['1', 2, 3, 4])),
+        r'not complete COCO JSON \(TypeError: a box or size is a str, not a number',
+    ),
+    'no number': (
+        'coco',
+        lambda at: rewrite_coco(at, lambda json: json['images'][0].update(width=None)),
+        r'a box or size is a NoneType, not a number',
+    ),
     'no images listed': ('coco', lambda at: rewrite_coco(at, lambda json: json.update(images=[])), 'lists no images'),
     'no image folder': ('coco', lambda at: shutil.rmtree(at / 'val2017'), "there is no folder '.*val2017/'"),
     'missing images': (
@@ -110,17 +121,24 @@ def test_remarks_count_what_is_not_trained_on(worlds: Path, tmp_path: Path) -> N
             dict(bbox=[3, -20, 9, 20]),
             dict(category_id=1234),
             dict(image_id=99),
+            dict(bbox=[3, 3, float('nan'), 20]),
+            dict(bbox=[30, 3, -9, 20]),
+            dict(ignore=1),
         ]
         content['annotations'] += [{**first, 'id': 1000 + i, **change} for i, change in enumerate(changes)]
 
     rewrite_coco(tmp_path / 'coco', spoil)
-    remarks = check(config('coco', tmp_path))
-    assert sorted(remark.split(': ', 1)[1] for remark in remarks) == [
-        '1 boxes of a class that the data set does not have: not trained on',
-        '1 boxes of an image that is not listed: not trained on',
-        '2 boxes outside of its image: not trained on',
-        '2 boxes with no area: not trained on',
+    remarks = [remark.split(': ', 1)[1] for remark in check(config('coco', tmp_path))]
+    assert [remark.split(', such')[0] for remark in remarks] == [
+        '1 boxes of a class that the data set does not have',
+        '1 boxes of an image that is not listed',
+        '1 boxes marked to be ignored',
+        '1 boxes with numbers that are none (NaN)',
+        '1 boxes of negative width or height',
+        '2 boxes with no area',
+        '2 boxes outside of its image',
     ]
+    assert "such as annotation 1000 of '000000000001.jpg': [5.0, 5.0, 0.0, 9.0]: not trained on" in remarks[5]
     unlink_some(tmp_path / FOLDERS['ade20k'] / 'images/validation', '*', 3)
     (remark,) = check(config('ade20k', tmp_path), 'mmseg')
     assert remark.startswith('3 label maps in ')
@@ -142,3 +160,59 @@ def test_annotations_of_other_classes_are_an_error(worlds: Path, tmp_path: Path)
     rewrite_coco(tmp_path / 'coco', rename)
     with pytest.raises(DataError, match=r'are my person(.|\n)*the config expects person(.|\n)*metainfo=dict\(classes'):
         check(config('coco', tmp_path))
+
+
+def repeat_image(content: dict) -> None:
+    content['images'][1]['id'] = content['images'][0]['id']
+
+
+def repeat_annotation(content: dict) -> None:
+    content['annotations'][1]['id'] = content['annotations'][0]['id']
+
+
+def only_crowds(content: dict) -> None:
+    for annotation in content['annotations']:
+        annotation['iscrowd'] = 1
+
+
+def endless_box(content: dict) -> None:
+    content['annotations'][0]['bbox'][2] = float('inf')
+
+
+@pytest.mark.parametrize(
+    ('spoil', 'message'),
+    [
+        (repeat_image, "1 image ids are used more than once, such as 1 for '000000000001.jpg' and '000000000002.jpg'"),
+        (repeat_annotation, "1 annotation ids are used more than once, such as 1 in '000000000001.jpg' and '0000"),
+        (only_crowds, r'all \d+ boxes in .* that can be used are crowds, not objects'),
+        (endless_box, r"1 boxes have numbers without end, such as annotation 1 of '0+1.jpg': \[.*inf"),
+    ],
+)
+def test_annotations_that_would_be_confused_are_an_error(
+    spoil: Callable[[dict], None], message: str, worlds: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(worlds / 'coco', tmp_path / 'coco')
+    rewrite_coco(tmp_path / 'coco', spoil)
+    with pytest.raises(DataError, match=message):
+        check(config('coco', tmp_path))
+
+
+def test_what_a_filter_leaves_out_is_told(worlds: Path, tmp_path: Path) -> None:
+    shutil.copytree(worlds / 'coco', tmp_path / 'coco')
+
+    def spoil(content: dict) -> None:
+        first, second = (image['id'] for image in content['images'][:2])
+        content['images'][0]['width'] = 20
+        content['annotations'] = [entry for entry in content['annotations'] if entry['image_id'] not in (first, second)]
+
+    rewrite_coco(tmp_path / 'coco', spoil)
+    filtered = config('coco', tmp_path, filter_cfg=dict(filter_empty_gt=True, min_size=32))
+    (remark,) = check(filtered)
+    assert remark.endswith(
+        '2 of the 4 images are left out: 1 with a side below 32 pixels (min_size) and 1 without objects of its classes '
+        '(filter_empty_gt)'
+    )
+    assert len(build('coco', tmp_path, filter_cfg=filtered['filter_cfg'])) == 2
+    assert check({**filtered, 'test_mode': True}) == []
+    with pytest.raises(DataError, match=r'no image of .* is left to train on: 4 of the 4 images .* below 4096 pixels'):
+        check({**filtered, 'filter_cfg': dict(min_size=4096)})

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = [
     'mmcv_ops',
     'versions',
+    'files',
     'env',
     'ops',
     'layers',

@@ -171,3 +171,41 @@ def test_records_of_several_processes_and_a_line_cut_by_a_kill(tmp_path: Path) -
     record.write_bytes(cut_line)
     assert len(read_faults(record)) == 159
     assert read_faults(tmp_path / 'none') == {}
+
+
+def test_a_fault_is_recorded_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:
+    """Workers of every epoch and resumed runs begin with no memory; a line that breaks off spoils no other."""
+    record = tmp_path / 'faults'
+    for run in range(3):
+        transform = ReadSafely(dict(type='LoadImageFromFile'), str(record), training=True)
+        for name in ('a.jpg', 'b\udce9.jpg', f'{run}.jpg'):
+            assert transform(dict(img_path=name)) is None
+        with record.open('ab') as file:
+            file.write(b'{"file": "cut')
+    assert list(read_faults(record)) == ['a.jpg', 'b\udce9.jpg', '0.jpg', '1.jpg', '2.jpg']
+    assert record.read_text().count('"a.jpg"') == 1
+    assert r'"b\\xe9.jpg"' in record.read_text()  # JSON has no halves of characters
+
+
+def test_a_record_on_a_full_disk_does_not_end_the_run() -> None:
+    transform = ReadSafely(dict(type='LoadImageFromFile'), '/dev/full', training=True)
+    with pytest.warns(UserWarning, match='/dev/full cannot be written: .*No space left'):
+        assert transform(dict(img_path='a.jpg')) is None
+
+
+@pytest.mark.parametrize('backend', ['pillow', 'cv2'])
+def test_labels_of_16_bits_do_not_wrap(backend: str, worlds: Path, tmp_path: Path) -> None:
+    """256 became 0, a class; 65535 is what such maps have for nothing."""
+    shutil.copytree(worlds / FOLDERS['cityscapes'], tmp_path / FOLDERS['cityscapes'])
+    pipeline = config('cityscapes', tmp_path)['pipeline']
+    pipeline[1]['imdecode_backend'] = backend
+    safe = safely(pipeline, tmp_path / 'faults', training=False, num_classes=19)
+    dataset = build('cityscapes', tmp_path, pipeline=safe)
+    for index, values in enumerate(((3, 5, 65535), (3, 256, 300))):
+        labels = np.full(SIZE, values[0], np.uint16)
+        labels[:4], labels[4:6] = values[1:]
+        assert cv2.imwrite(dataset.get_data_info(index)['seg_map_path'], labels)
+    found = [dataset[index]['data_samples'].gt_sem_seg.data for index in range(2)]
+    assert [labels.unique().tolist() for labels in found] == [[3, 5, 255], [3, 255]]
+    (fault,) = read_faults(tmp_path / 'faults').values()
+    assert fault == f'{6 * SIZE[1]} pixels have labels such as [256, 300]; the loader keeps 8 bits: they are ignored'

@@ -11,6 +11,7 @@ from mmengine.config import DictAction
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
 from mmsoft.engine.predict import predict
+from mmsoft.files import shown
 
 
 def main() -> None:
@@ -42,8 +43,8 @@ def main() -> None:
         drawings=not args.no_drawings,
     )
     for file, reason in summary.unreadable.items():
-        print(f'cannot be read, skipped: {file} ({reason})')
-    print(f'{summary.read} pictures and frames predicted, {len(summary.unreadable)} files skipped; see {args.out_dir}')
+        print(shown(f'{file} {reason}'))
+    print(f'{summary.read} pictures and frames predicted, {len(summary.unreadable)} files at fault; see {args.out_dir}')
     raise SystemExit(summary.read == 0)
 
 

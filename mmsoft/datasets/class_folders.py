@@ -69,6 +69,11 @@ class ClassFolders(Dataset):
     def __len__(self) -> int:
         return len(self.samples)
 
+    def get_data_info(self, index: int) -> dict[str, Any]:
+        """What is known of a sample before its picture is read."""
+        path, label = self.samples[index]
+        return dict(img_path=path, gt_label=label)
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         path, label = self.samples[index]
         try:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,6 +9,9 @@ from typing import Any, NoReturn
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
+from mmsoft.files import shown
+
+from .annotations import CocoLook
 from .class_folders import SUFFIXES, ClassFolders, LabelError, class_names, find_samples, make_transform, places
 
 # What the published archives unpack to, under the data root.
@@ -148,46 +150,36 @@ def _check_coco(leaf: BaseDataset) -> list[str]:
         content = json.loads(Path(leaf.ann_file).read_bytes())
         # LVIS gives addresses instead of names
         named = [image for image in content['images'] if 'file_name' in image or 'coco_url' not in image]
-        wanted = {f'{images}/{image["file_name"]}' for image in named}
-        remarks, unusable = _annotation_faults(content, leaf.metainfo['classes'])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        wanted = {os.path.join(images, image['file_name']) for image in named}  # noqa: PTH118
+        look = CocoLook(content, leaf.metainfo['classes'])
+        problem = look.repeated_image() or (leaf.ANN_ID_UNIQUE and look.repeated_annotation()) or look.infinite_box()
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         _fail(leaf, f'{leaf.ann_file!r} is not complete COCO JSON ({type(error).__name__}: {error})')
     if not content['images']:
         _fail(leaf, f'{leaf.ann_file!r} lists no images')
+    if problem:
+        _fail(leaf, f'in {leaf.ann_file!r} {problem}')
     missing = _missing(wanted, images)
     if missing:
         _fail(leaf, f'{len(missing)} of the {len(wanted)} images are missing in {images!r}, such as {missing[0]!r}')
-    if content.get('annotations') and unusable == len(content['annotations']):
-        names = ', '.join(category['name'] for category in content['categories'][:8])
+    remarks = look.unusable()
+    if look.boxed and not look.usable.any():
+        names = ', '.join(shown(category['name']) for category in content['categories'][:8])
         expected = ', '.join(leaf.metainfo['classes'][:8])
         _fail(
             leaf,
-            f'none of the {unusable} boxes in {leaf.ann_file!r} can be used ({"; ".join(remarks)}). Its categories '
-            f'are {names}, ...; the config expects {expected}, ...: name yours with metainfo=dict(classes=...) in the '
-            'data sets',
+            f'none of the {len(look.usable)} boxes in {leaf.ann_file!r} can be used ({"; ".join(remarks)}). Its '
+            f'categories are {names}, ...; the config expects {expected}, ...: name yours with '
+            'metainfo=dict(classes=...) in the data sets',
         )
+    if look.boxed and look.crowd[look.usable].all():
+        _fail(leaf, f'all {look.usable.sum()} boxes in {leaf.ann_file!r} that can be used are crowds, not objects')
+    if not leaf.test_mode and leaf.filter_data.__func__.__qualname__ == 'CocoDataset.filter_data':
+        kept, filtered = look.left_out(leaf.filter_cfg or {})
+        if not kept:
+            _fail(leaf, f'no image of {leaf.ann_file!r} is left to train on: {filtered[0]}; look at its filter_cfg')
+        remarks += filtered
     return [f'{leaf.ann_file}: {remark}' for remark in remarks]
-
-
-def _annotation_faults(content: Mapping[str, Any], classes: Iterable[str]) -> tuple[list[str], int]:
-    """What mmdet passes over: a remark a kind, and how many boxes in all."""
-    sizes = {image['id']: (image['width'], image['height']) for image in content['images']}
-    known = {category['id'] for category in content['categories'] if category['name'] in classes}
-    counts = Counter()
-    for annotation in content.get('annotations', ()):
-        if 'segments_info' in annotation:  # panoptic: no boxes
-            continue
-        x, y, width, height = annotation['bbox']
-        across, down = sizes.get(annotation['image_id'], (0, 0))
-        if annotation['category_id'] not in known:
-            counts['of a class that the data set does not have'] += 1
-        elif annotation['image_id'] not in sizes:
-            counts['of an image that is not listed'] += 1
-        elif width < 1 or height < 1 or annotation['area'] <= 0:
-            counts['with no area'] += 1
-        elif x >= across or y >= down or x + width <= 0 or y + height <= 0:
-            counts['outside of its image'] += 1
-    return [f'{count} boxes {fault}: not trained on' for fault, count in counts.items()], counts.total()
 
 
 def _check_label_maps(leaf: BaseDataset) -> list[str]:

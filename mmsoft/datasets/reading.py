@@ -1,17 +1,21 @@
 """Files that cannot be read or make no sense are put on record, not left to end a run hours in."""
 
+import io
 import json
 import os
+import warnings
 from pathlib import Path
 
 import mmcv
 import numpy as np
-from mmcv.transforms import BaseTransform
-from mmengine import registry
+from mmcv.transforms import BaseTransform, LoadAnnotations
+from mmengine import fileio, registry
+from PIL import Image
 
+from mmsoft.files import disk_is_full, json_name, name_from_json, shown
 from mmsoft.registry import TRANSFORMS
 
-IGNORED_LABEL = 255
+IGNORED_LABEL, IGNORED_DEEP = 255, 65535  # of 8 bits and of 16
 # As many faults in a row are not the files' fault, but that of an option, or of a disk that is gone.
 FAULTS_IN_A_ROW = 100
 SIZE_IF_UNKNOWN = (512, 512)
@@ -23,9 +27,12 @@ class FaultRecord:
     def __init__(self, record: str | Path | None) -> None:
         self.record = None if record is None else Path(record)
         self.recorded, self.in_a_row = set(), 0
+        self.read, self.torn = 0, False  # bytes of the record, and whether it ends within a line
 
     def add(self, path: str, error: Exception, doing: str) -> None:
-        """Put the error on record, or raise if there are too many."""
+        """Put the error on record, or raise if there are too many, or if no more can be written."""
+        if disk_is_full(error):
+            raise error
         fault = f'{type(error).__name__}: {error}'
         self.write(path, fault)
         self.in_a_row += 1
@@ -41,12 +48,29 @@ class FaultRecord:
 
     def write(self, path: str, fault: str) -> None:
         """One line in one unbuffered write, which other processes do not tear apart; once for each file."""
-        if self.record is None or path in self.recorded:
+        if self.record is None:
             return
-        self.recorded.add(path)
-        self.record.parent.mkdir(parents=True, exist_ok=True)
-        with self.record.open('ab', buffering=0) as file:
-            file.write((json.dumps(dict(file=os.fspath(path), fault=fault[:500])) + '\n').encode())
+        self._read_on()
+        if path in self.recorded:
+            return
+        line = json.dumps(dict(**json_name('file', os.fspath(path)), fault=shown(fault[:500]))) + '\n'
+        try:
+            self.record.parent.mkdir(parents=True, exist_ok=True)
+            with self.record.open('ab', buffering=0) as file:
+                file.write(('\n' * self.torn + line).encode())
+        except OSError as error:
+            warnings.warn(f'{self.record} cannot be written: {error}. Not on record is {shown(path)}', stacklevel=2)
+
+    def _read_on(self) -> None:
+        """Take in what other processes, and runs before this one, have written since the last look."""
+        if not self.record.is_file():
+            return
+        with self.record.open('rb') as file:
+            file.seek(self.read)
+            new = file.read()
+        self.recorded |= set(_parse(new))
+        self.torn = bool(new) and not new.endswith(b'\n')
+        self.read += new.rfind(b'\n') + 1
 
 
 @TRANSFORMS.register_module()
@@ -89,19 +113,31 @@ class ReadSafely(BaseTransform):
         return loaded
 
     def _check_labels(self, results: dict) -> None:
-        labels = results['gt_seg_map']
+        labels, path = results['gt_seg_map'], results['seg_map_path']
         if labels.shape != tuple(results['ori_shape']):
             raise ValueError(f'the label map is {labels.shape}, its image {tuple(results["ori_shape"])}')
-        if self.num_classes is None:
-            return
-        wrong = (labels >= self.num_classes) & (labels != IGNORED_LABEL)
-        if wrong.any():
-            values = np.unique(labels[wrong])[:8].tolist()
-            self.faults.write(
-                results['seg_map_path'],
-                f'{int(wrong.sum())} pixels have labels such as {values}; there are {self.num_classes} classes',
-            )
+        deep = self._deep_labels(path) if isinstance(self.loader, LoadAnnotations) else None
+        if deep is not None:  # 256 became 0
+            wrong = ~((deep >= 0) & (deep <= 255))
             labels[wrong] = IGNORED_LABEL
+            self._record_labels(path, deep[wrong & (deep != IGNORED_DEEP)], 'the loader keeps 8 bits')
+        if self.num_classes is not None:
+            wrong = (labels >= self.num_classes) & (labels != IGNORED_LABEL)
+            self._record_labels(path, labels[wrong], f'there are {self.num_classes} classes')
+            labels[wrong] = IGNORED_LABEL
+
+    def _record_labels(self, path: str, wrong: np.ndarray, why: str) -> None:
+        if wrong.size:
+            values = np.unique(wrong)[:8].tolist()
+            self.faults.write(path, f'{wrong.size} pixels have labels such as {values}; {why}: they are ignored')
+
+    def _deep_labels(self, path: str) -> np.ndarray | None:
+        """A label map of more than 8 bits as it is in the file; its header tells."""
+        content = fileio.get(path, backend_args=self.loader.backend_args)
+        with Image.open(io.BytesIO(content)) as file:
+            if not file.mode.startswith(('I', 'F')):
+                return None
+        return mmcv.imfrombytes(content, 'unchanged', backend=self.loader.imdecode_backend).squeeze()
 
     def _blank_image(self, results: dict) -> None:
         """Black, of the size that the annotation tells."""
@@ -124,12 +160,15 @@ def _label_size(results: dict) -> tuple[int, int]:
 
 def read_faults(record: str | Path) -> dict[str, str]:
     """Faults on record: file -> fault. A file that was met twice counts once; a line that breaks off does not."""
+    return _parse(Path(record).read_bytes()) if Path(record).is_file() else {}
+
+
+def _parse(lines: bytes) -> dict[str, str]:
     faults = {}
-    if Path(record).is_file():
-        for line in Path(record).read_text(errors='replace').splitlines():
-            try:
-                entry = json.loads(line)
-                faults[entry['file']] = entry['fault']
-            except (ValueError, TypeError, KeyError):  # a process was killed while it wrote
-                continue
+    for line in lines.splitlines():
+        try:
+            entry = json.loads(line)
+            faults[name_from_json('file', entry)] = entry['fault']
+        except (ValueError, TypeError, KeyError):  # a process was killed while it wrote
+            continue
     return faults

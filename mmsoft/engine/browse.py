@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import mmcv
 import numpy as np
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 from mmengine.runner import set_random_seed
 
 from mmsoft.datasets.reading import read_faults
-from mmsoft.visualization import contact_sheet, draw_sample
+from mmsoft.files import place_below, shown
+from mmsoft.visualization import contact_sheet, draw_sample, write_picture
 
 from .config import check_data, pipelines, read_safely
 
@@ -23,7 +23,7 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
 
         overlay(cfg)
     for remark in check_data(cfg, mode, classes=False):
-        print(remark)
+        print(shown(remark))
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     config = cfg[f'{mode}_dataloader'].dataset
     for pipeline in pipelines(config):
@@ -39,11 +39,11 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
         image = to_picture(packed['inputs'])
         titles.append(f'{index} {Path(packed["data_samples"].img_path).stem}')
         drawings.append(draw_sample(image, packed['data_samples'], dataset.metainfo, truth=True))
-        mmcv.imwrite(drawings[-1], str(Path(out_dir, f'{titles[-1].replace(" ", "_")}.png')))
+        write_picture(drawings[-1], place_below(out_dir, f'{titles[-1].replace(" ", "_")}.png'))
     sheet = Path(out_dir, 'sheet.png')
     contact_sheet(drawings, sheet, titles=titles)
     for file, fault in read_faults(record).items():
-        print(f'{file}: {fault}')
+        print(shown(f'{file}: {fault}'))
     return sheet
 
 

@@ -14,10 +14,11 @@ from mmengine.dist import all_reduce, is_main_process
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.runner import Runner
 
-from mmsoft.datasets.reading import SIZE_IF_UNKNOWN, read_faults
+from mmsoft.datasets.reading import SIZE_IF_UNKNOWN, FaultRecord, read_faults
 from mmsoft.datasets.seeding import mix_seeds
+from mmsoft.files import places_below
 from mmsoft.registry import HOOKS
-from mmsoft.visualization import draw_sample
+from mmsoft.visualization import draw_sample, write_picture
 
 
 class InvalidLossError(RuntimeError):
@@ -140,20 +141,45 @@ class ReportFaults(Hook):
 
 @HOOKS.register_module()
 class DrawPredictions(Hook):
-    """Draws every tested image with its predictions into a folder."""
+    """Draws every tested image with its predictions into a folder: below it, wherever the data's names lead."""
 
     def __init__(self, folder: str, score_thr: float = 0.3) -> None:
         self.folder, self.score_thr = Path(folder), score_thr
+        self.places, self.faults = {}, FaultRecord(None)
+
+    def before_test_epoch(self, runner: Runner) -> None:
+        dataset = runner.test_dataloader.dataset
+        prefix = getattr(dataset, 'data_prefix', {})
+        images = prefix.get('img') or prefix.get('img_path') or '.'
+        paths = [dataset.get_data_info(index)['img_path'] for index in range(len(dataset))]
+        wanted = {path: os.path.splitext(_below(images, path))[0] + '.jpg' for path in paths}  # noqa: PTH122
+        self.places = places_below(self.folder, wanted, paths)
 
     def after_test_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Sequence | None = None
     ) -> None:
-        dataset = runner.test_dataloader.dataset
-        images = dataset.data_prefix.get('img') or dataset.data_prefix.get('img_path') or '.'
+        meta = runner.test_dataloader.dataset.metainfo
         for sample in outputs:
-            image = mmcv.imread(sample.img_path)
-            if image is None:  # a broken file, which the model has seen as black
-                image = np.zeros((*getattr(sample, 'ori_shape', SIZE_IF_UNKNOWN), 3), np.uint8)
-            picture = draw_sample(image, sample, dataset.metainfo, self.score_thr)
-            name = Path(os.path.relpath(sample.img_path, images)).with_suffix('.jpg')
-            mmcv.imwrite(picture, str(self.folder / name))
+            try:
+                picture = draw_sample(_image(sample), sample, meta, self.score_thr)
+                write_picture(picture, self.places[sample.img_path])
+                self.faults.none()
+            except Exception as error:  # metrics are not lost for a drawing
+                runner.logger.warning(f'{sample.img_path} cannot be drawn: {type(error).__name__}: {error}')
+                self.faults.add(sample.img_path, error, 'drawing')
+
+
+def _below(folder: str, path: str) -> str:
+    try:
+        return os.path.relpath(path, folder)
+    except ValueError:  # on another drive
+        return path
+
+
+def _image(sample: Any) -> np.ndarray:
+    """The file of a sample; black if it is broken, as the model has seen it."""
+    try:
+        image = mmcv.imread(sample.img_path)
+    except Exception:  # decoders fail in ways of their own
+        image = None
+    return np.zeros((*getattr(sample, 'ori_shape', SIZE_IF_UNKNOWN), 3), np.uint8) if image is None else image

@@ -4,6 +4,7 @@ import glob
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,16 +23,20 @@ from torch import nn
 from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
 from mmsoft.datasets.class_folders import ClassSample, class_names, make_transform, places
 from mmsoft.datasets.layout import leaf_datasets
+from mmsoft.datasets.reading import FaultRecord
+from mmsoft.files import json_name, json_text, places_below
 from mmsoft.versions import require
-from mmsoft.visualization import draw_sample
+from mmsoft.visualization import DrawnVideo, can_write, draw_sample, opencv_name, write_picture
 
 from .config import is_classifier, pipelines, take_table_size, without_pretrained
+from .results import Results, write_whole
 
 PICTURES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.jp2')
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg', '.wmv')
 # Where a model keeps the head that tells the number of classes.
 _HEADS = ('decode_head', 'bbox_head', 'roi_head.bbox_head', 'mask_head', 'backbone')
 TOP = 5  # classes that are told of a picture
+UNREADABLE, UNDRAWN = 'cannot be read, skipped', 'is predicted, but cannot be drawn'
 
 
 def load_model(
@@ -105,7 +110,7 @@ def find_inputs(inputs: Sequence[str], skip: Sequence[Path] = ()) -> dict[str, P
 
 
 class Summary(NamedTuple):
-    """Number of pictures and frames that were read, and the files that were not: file -> reason."""
+    """Number of pictures and frames that were predicted, and the files with a fault: file -> what is wrong."""
 
     read: int
     unreadable: dict[str, str]
@@ -123,19 +128,23 @@ def predict(
 ) -> Summary:
     """Write ``results.json`` (and ``categories.json``) or ``labels/*.png``; with ``drawings`` also ``drawn/``.
 
-    Label maps have the names of their pictures, with the suffix where a.jpg and a.png are both there.
+    Label maps have the names of their pictures, with the suffix where a.jpg and a.png are both there. What cannot be
+    read, predicted or drawn is left out and told of; many such files in a row, or a full disk, end the run. Whatever
+    ends it, what was found until then stays.
     """
     out_dir = Path(out_dir)
     files = find_inputs(inputs, skip=[out_dir / 'drawn', out_dir / 'labels'])
     out_dir.mkdir(parents=True, exist_ok=True)
     model, meta = load_model(cfg, checkpoint, device, trust)
-    run = _Predictor(cfg, model, meta, out_dir, score_thr if drawings else None, list(files))
-    with Progress() as progress:
-        task = progress.add_task('predicting', total=sum(map(_steps, files.values())))
-        for name, file in files.items():
-            for _ in run.video(name, file) if _is_video(file) else run.picture(name, file):
-                progress.advance(task)
-    run.finish()
+    run = _Predictor(cfg, model, meta, out_dir, score_thr if drawings else None, files)
+    try:
+        with Progress() as progress:
+            task = progress.add_task('predicting', total=sum(map(_steps, files.values())))
+            for name, file in files.items():
+                for _ in run.video(name, file) if _is_video(file) else run.picture(name, file):
+                    progress.advance(task)
+    finally:
+        run.finish()
     return Summary(run.count, run.unreadable)
 
 
@@ -145,14 +154,23 @@ def _is_video(file: Path) -> bool:
 
 def _steps(file: Path) -> int:
     """How many pictures a file promises."""
-    return int(cv2.VideoCapture(str(file)).get(cv2.CAP_PROP_FRAME_COUNT)) if _is_video(file) else 1
+    try:
+        return int(cv2.VideoCapture(opencv_name(file)).get(cv2.CAP_PROP_FRAME_COUNT)) if _is_video(file) else 1
+    except ValueError:
+        return 1
+
+
+def _drawn_name(name: str, file: Path) -> str:
+    if _is_video(file):
+        return name if name.endswith('.mp4') else f'{name}.mp4'
+    return name if can_write(name) else f'{name}.png'
 
 
 class _Predictor:
     """Predicts one picture after the other and writes what it finds."""
 
     def __init__(
-        self, cfg: Config, model: nn.Module, meta: dict, folder: Path, score_thr: float | None, names: list[str]
+        self, cfg: Config, model: nn.Module, meta: dict, folder: Path, score_thr: float | None, files: dict[str, Path]
     ) -> None:
         self.model, self.meta, self.folder, self.score_thr = model, meta, folder, score_thr
         self.is_classifier = is_classifier(cfg)
@@ -164,72 +182,101 @@ class _Predictor:
             steps = next(pipelines(cfg.test_dataloader.dataset))
             steps = [step for step in steps if 'LoadAnnotations' not in step.type]
             self.load, self.prepare = TRANSFORMS.build(steps[0]), Compose(steps[1:])
-        stems = {str(Path(name).with_suffix('')) for name in names}
-        self.suffixes_matter = len(stems) < len(names)
-        self.count, self.unreadable, self.results = 0, {}, []
+        self.count, self.unreadable, self.faults = 0, {}, FaultRecord(None)
         self.is_detector = not self.is_classifier and not hasattr(model, 'decode_head')
+        if score_thr is not None:
+            self.drawn = places_below(
+                folder / 'drawn', {name: _drawn_name(name, file) for name, file in files.items()}, files.values()
+            )
         if self.is_detector:
-            self.category_ids, self.ids_from = category_ids(cfg, meta['classes'])
+            self._write_categories(*category_ids(cfg, meta['classes']))
+        if self.is_detector or self.is_classifier:
+            self.results = Results(folder)
+        else:
+            self.labels = self._places_of_labels(files)
+
+    def _places_of_labels(self, files: dict[str, Path]) -> dict[str, Path]:
+        """A PNG for a picture, a folder of them for a video."""
+        stems = {name: str(Path(name).with_suffix('')) for name in files}
+        kept = stems if len(set(stems.values())) == len(files) else {name: name for name in files}
+        wanted = {name: kept[name] if _is_video(file) else f'{kept[name]}.png' for name, file in files.items()}
+        return places_below(self.folder / 'labels', wanted, files.values())
+
+    @contextmanager
+    def _attempt(self, file: Path) -> Iterator[None]:
+        """An error in here is the file's; many in a row and a full disk are not."""
+        try:
+            yield
+        except Exception as error:  # decoders, models and drawing fail in ways of their own
+            reason = str(error).strip() or type(error).__name__
+            self.unreadable.setdefault(str(file), f'{self.problem}: {reason}')
+            self.faults.add(str(file), error, 'predicting')
 
     def picture(self, name: str, file: Path) -> Iterator[None]:
         """Predict a picture; one step."""
-        try:
+        self.problem = UNREADABLE
+        with self._attempt(file):
             image = self.load(dict(img_path=str(file)))['img']
-        except Exception as error:  # decoders fail in ways of their own
-            self.unreadable[str(file)] = str(error).strip() or type(error).__name__
-            yield
-            return
-        drawn = self._predict(image, name)
-        if drawn is not None:
-            target = self.folder / 'drawn' / name
-            mmcv.imwrite(drawn, str(target if cv2.haveImageWriter(name) else f'{target}.png'))
+            drawn = self._predict(image, name)
+            if drawn is not None:
+                write_picture(drawn, self.drawn[name])
+            self.faults.none()
         yield
 
     def video(self, name: str, file: Path) -> Iterator[None]:
         """Predict a video; a step a frame."""
-        capture, writer = cv2.VideoCapture(str(file)), None
-        rate = capture.get(cv2.CAP_PROP_FPS) or 25
-        frame = 0
-        while True:
+        writer = None
+        try:
+            for frame, (image, rate) in enumerate(self._frames(file)):
+                with self._attempt(file):
+                    drawn = self._predict(image, name, frame)
+                    if drawn is not None:
+                        writer = writer or DrawnVideo(self.drawn[name], rate, drawn.shape[:2])
+                        writer.write(drawn)
+                    self.faults.none()
+                yield
+        except BaseException:
+            if writer is not None:
+                writer.discard()
+            raise
+        self.problem = UNDRAWN
+        if writer is not None:
+            with self._attempt(file):
+                writer.close()
+
+    def _frames(self, file: Path) -> Iterator[tuple[np.ndarray, float]]:
+        """Images (H, W, 3) and frames a second."""
+        self.problem = UNREADABLE
+        with self._attempt(file):
+            capture = cv2.VideoCapture(opencv_name(file))
             found, image = capture.read()
             if not found:
-                break
-            drawn = self._predict(image, name, frame)
-            if drawn is not None:
-                writer = writer or self._video_writer(name, rate, image.shape[1::-1])
-                writer.write(drawn)
-            frame += 1
-            yield
-        capture.release()
-        if writer is not None:
-            writer.release()
-        if frame == 0:
-            self.unreadable[str(file)] = 'no frame can be decoded'
-
-    def _video_writer(self, name: str, rate: float, size: tuple[int, int]) -> cv2.VideoWriter:
-        target = self.folder / 'drawn' / (name if name.endswith('.mp4') else f'{name}.mp4')
-        target.parent.mkdir(parents=True, exist_ok=True)
-        writer = cv2.VideoWriter(str(target), cv2.VideoWriter_fourcc(*'mp4v'), rate, size)
-        if not writer.isOpened():
-            raise OSError(f'OpenCV cannot write {str(target)!r}; use --no-drawings, or an OpenCV that writes mp4')
-        return writer
+                raise ValueError('no frame can be decoded')
+            while found:
+                yield image, capture.get(cv2.CAP_PROP_FPS) or 25
+                self.problem = 'cannot be read to its end'
+                found, image = capture.read()
 
     def _predict(self, image: np.ndarray, name: str, frame: int | None = None) -> np.ndarray | None:
         """Keep the results of an image (H, W, 3), and give the drawing of them if wanted."""
+        self.problem = 'cannot be predicted, skipped'
         shape = image.shape[:2]
         data = self.prepare(dict(img=image, img_path=name, img_id=self.count, img_shape=shape, ori_shape=shape))
         with torch.no_grad():
             (sample,) = self.model.test_step({key: [value] for key, value in data.items()})
-        self.count += 1
-        place = dict(image_id=self.count, file_name=name, **({} if frame is None else dict(frame=frame)))
+        place = dict(image_id=self.count + 1, **json_name('file_name', name))
+        if frame is not None:
+            place['frame'] = frame
         if self.is_classifier:
             scores, labels = sample.pred_scores.topk(min(TOP, len(sample.pred_scores)))
-            names = [self.meta['classes'][label] for label in labels.tolist()]
-            self.results.append(dict(**place, classes=names, scores=scores.tolist()))
+            names = [json_text(self.meta['classes'][label]) for label in labels.tolist()]
+            self.results.add([dict(**place, classes=names, scores=scores.tolist())])
         elif self.is_detector:
-            self.results += [dict(**place, **entry) for entry in self._detections(sample.pred_instances)]
+            self.results.add([dict(**place, **entry) for entry in self._detections(sample.pred_instances)])
         else:
             self._write_labels(sample.pred_sem_seg.data, name, frame)
+        self.count += 1
+        self.problem = UNDRAWN
         return None if self.score_thr is None else draw_sample(image, sample, self.meta, self.score_thr)
 
     def _detections(self, instances: Any) -> Iterator[dict[str, Any]]:
@@ -246,20 +293,20 @@ class _Predictor:
 
     def _write_labels(self, labels: torch.Tensor, name: str, frame: int | None) -> None:
         """Class indices (1, H, W) as a PNG of 8 bits, or 16 where there are more than 256 classes."""
-        target = self.folder / 'labels' / (name if self.suffixes_matter else Path(name).with_suffix(''))
-        target = Path(f'{target}.png') if frame is None else target / f'{frame:06d}.png'
+        target = self.labels[name] if frame is None else self.labels[name] / f'{frame:06d}.png'
         kind = np.min_scalar_type(len(self.meta['classes']) - 1)
-        mmcv.imwrite(labels[0].cpu().numpy().astype(kind), str(target))
+        write_picture(labels[0].cpu().numpy().astype(kind), target)
+
+    def _write_categories(self, ids: list[int], source: str) -> None:
+        self.category_ids = ids
+        names = zip(ids, self.meta['classes'], strict=True)
+        categories = dict(ids_from=source, categories=[dict(id=number, name=json_text(name)) for number, name in names])
+        write_whole(self.folder / 'categories.json', [json.dumps(categories, indent=1).encode(), b'\n'])
 
     def finish(self) -> None:
         """Write what comes in one file."""
-        if self.is_classifier or self.is_detector:
-            (self.folder / 'results.json').write_text(json.dumps(self.results))
-        if not self.is_detector:
-            return
-        names = zip(self.category_ids, self.meta['classes'], strict=True)
-        categories = dict(ids_from=self.ids_from, categories=[dict(id=number, name=name) for number, name in names])
-        (self.folder / 'categories.json').write_text(json.dumps(categories, indent=1) + '\n')
+        if self.is_detector or self.is_classifier:
+            self.results.finish()
 
 
 def _class_pipeline(transform: Mapping[str, Any]) -> Callable[[dict], dict]:

@@ -12,20 +12,35 @@ import torch
 from mmengine import runner
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
+from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
 from mmengine.runner.amp import autocast
+from mmengine.visualization import Visualizer
 from torch import nn
 
 import mmsoft
 from mmsoft.checkpoints import EMA_KEY, CheckpointError, load_weights, names_for, read_checkpoint, read_state_dict
 from mmsoft.registry import OPTIM_WRAPPERS
 
+from .logs import LogKeeper
+
 PARTIAL = '.part'  # a checkpoint while it is being written
 
 
 class Runner(runner.Runner):
     """``cfg.trust_checkpoint`` permits pickles that run code; everything else is MMEngine's."""
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        """With logs that fail in a sentence."""
+        logger = super().build_logger(*args, **kwargs)
+        self.log_keeper = LogKeeper(logger.handlers)
+        return logger
+
+    def build_visualizer(self, *args: Any, **kwargs: Any) -> Visualizer:
+        visualizer = super().build_visualizer(*args, **kwargs)
+        self.log_keeper.watch(visualizer)
+        return visualizer
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Also for several processes without accelerators, where DDP takes no devices and there is no SyncBatchNorm."""

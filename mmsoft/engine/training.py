@@ -21,6 +21,7 @@ from mmengine.logging import print_log
 
 from mmsoft.checkpoints import load, read_checkpoint
 from mmsoft.checkpoints.sources import locate, sha256_of
+from mmsoft.files import json_name
 from mmsoft.versions import REQUIREMENTS, require
 from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
 
@@ -42,6 +43,7 @@ from .config import (
 )
 from .launch import start_processes
 from .lock import lock_work_dir
+from .results import write_whole
 from .runner import PARTIAL, Runner, latest_checkpoint
 
 TOP1 = 'accuracy/top1'
@@ -162,8 +164,8 @@ def evaluate(
         if sizes:
             print(size_table({Path(checkpoint).name: metrics}))
         path = Path(work_dir, 'metrics.json')
-        of = dict(checkpoint=checkpoint, sha256=sha256_of(locate(checkpoint)))
-        path.write_text(json.dumps(dict(**of, metrics=metrics), indent=1, default=float) + '\n')
+        of = dict(**json_name('checkpoint', str(checkpoint)), sha256=sha256_of(locate(checkpoint)))
+        write_whole(path, [json.dumps(dict(**of, metrics=metrics), indent=1, default=float).encode(), b'\n'])
         print_log(f'metrics saved in {path}', logger='current')
     return metrics
 

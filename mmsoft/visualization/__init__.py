@@ -2,5 +2,16 @@
 
 from .curves import curve_table, plot_curves, read_scalars
 from .drawing import contact_sheet, draw_sample
+from .pictures import DrawnVideo, can_write, opencv_name, write_picture
 
-__all__ = ['contact_sheet', 'curve_table', 'draw_sample', 'plot_curves', 'read_scalars']
+__all__ = [
+    'DrawnVideo',
+    'can_write',
+    'contact_sheet',
+    'curve_table',
+    'draw_sample',
+    'opencv_name',
+    'plot_curves',
+    'read_scalars',
+    'write_picture',
+]

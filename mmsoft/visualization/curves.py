@@ -4,6 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mmsoft.files import shown
+
+from .drawing import plain_text
+
 Scalars = dict[str, tuple[list[int], list[float]]]
 _Points = dict[str, dict[int, float]]
 # In every row; they say where it belongs.
@@ -39,9 +43,9 @@ def plot_curves(work_dirs: Sequence[str | Path], out: str | Path, keys: Sequence
             if points is None:
                 points, marker = validation.get(key, {}), 'o'
                 unit = _validation_unit(training, points)
-            panel.plot(list(points), list(points.values()), marker=marker, markersize=3, label=label)
+            panel.plot(list(points), list(points.values()), marker=marker, markersize=3, label=plain_text(label))
             if points:
-                panel.set(title=key, xlabel=unit)
+                panel.set(title=plain_text(key), xlabel=unit)
         panel.grid(alpha=0.3)
     for panel in panels:  # those left over
         panel.set_axis_off()
@@ -59,7 +63,7 @@ def curve_table(work_dirs: Sequence[str | Path], keys: Sequence[str] | None = No
         chosen = [key for key in chosen if key == 'loss' or any(key in validation for _, validation in logs.values())]
     lines = []
     for label, (training, validation) in logs.items():
-        lines += [label, f'  {"":<28}{"last":>10}{"at step":>9}{"best":>10}{"at step":>9}']
+        lines += [shown(label), f'  {"":<28}{"last":>10}{"at step":>9}{"best":>10}{"at step":>9}']
         for key in chosen:
             points = training.get(key) or validation.get(key)
             if not points:
@@ -67,7 +71,7 @@ def curve_table(work_dirs: Sequence[str | Path], keys: Sequence[str] | None = No
             last = max(points)
             numbers = {step: value for step, value in points.items() if value == value} or points  # NaN is not best
             best = (min if 'loss' in key else max)(numbers, key=numbers.get)
-            lines.append(f'  {key:<28}{points[last]:>10.4g}{last:>9}{points[best]:>10.4g}{best:>9}')
+            lines.append(f'  {shown(key):<28}{points[last]:>10.4g}{last:>9}{points[best]:>10.4g}{best:>9}')
     return '\n'.join(lines)
 
 

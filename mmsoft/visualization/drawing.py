@@ -9,6 +9,10 @@ import cv2
 import mmcv
 import numpy as np
 
+from mmsoft.files import shown
+
+from .pictures import write_picture
+
 CELL = 480  # longest side of a cell of a contact sheet
 TITLE, GAP = 24, 4  # height of a title, space between cells
 LEAST_WIDTH = 160  # of a picture that gets its class as a title
@@ -23,7 +27,7 @@ def draw_sample(
     """
     if type(sample).__name__ == 'ClassSample':
         return _draw_class(image, sample, meta['classes'], truth)
-    options = dict(draw_gt=truth, draw_pred=not truth)
+    options, name_it = dict(draw_gt=truth, draw_pred=not truth), shown
     if type(sample).__name__ == 'SegDataSample':
         from mmseg.visualization import SegLocalVisualizer
 
@@ -32,20 +36,26 @@ def draw_sample(
         from mmdet.visualization import DetLocalVisualizer
 
         visualizer = DetLocalVisualizer(name='drawing')
-        options['pred_score_thr'] = score_thr
+        options['pred_score_thr'], name_it = score_thr, plain_text
         sample = sample.cpu()
         if truth and hasattr(sample.gt_instances.bboxes, 'tensor'):
             sample.gt_instances.bboxes = sample.gt_instances.bboxes.tensor
     palette = meta.get('palette')
     if palette is None or isinstance(palette, str):  # the name of one that only mmdet has
         palette = np.random.default_rng(0).integers(256, size=(len(meta['classes']), 3)).tolist()
-    visualizer.dataset_meta = dict(classes=meta['classes'], palette=[tuple(colour) for colour in palette])
+    palette = [tuple(colour) for colour in palette]
+    visualizer.dataset_meta = dict(classes=[name_it(str(name)) for name in meta['classes']], palette=palette)
     rgb = np.ascontiguousarray(mmcv.bgr2rgb(image))
     visualizer.set_image(rgb)  # what is left if there is nothing to draw
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='.*out of bounds')  # boxes may touch the border
         visualizer.add_datasample('drawing', rgb, sample, **options)
     return mmcv.rgb2bgr(visualizer.get_image())
+
+
+def plain_text(text: str) -> str:
+    """For Matplotlib, to which dollars are mathematics."""
+    return shown(text).replace('$', r'\$')
 
 
 def _draw_class(image: np.ndarray, sample: Any, classes: Sequence[str], truth: bool) -> np.ndarray:
@@ -64,7 +74,7 @@ def _draw_class(image: np.ndarray, sample: Any, classes: Sequence[str], truth: b
 def _line(text: str, width: int, colour: tuple[int, int, int] = (0, 0, 0)) -> np.ndarray:
     """A strip (TITLE, width, 3) of text, cut off where it ends."""
     strip = np.full((TITLE, width, 3), 255, np.uint8)
-    return cv2.putText(strip, text, (2, TITLE - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, colour, 1, cv2.LINE_AA)
+    return cv2.putText(strip, shown(text), (2, TITLE - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, colour, 1, cv2.LINE_AA)
 
 
 def contact_sheet(
@@ -87,4 +97,4 @@ def contact_sheet(
         sheet[y + top : y + top + size[1], x : x + size[0]] = small
         if titles:
             sheet[y : y + top, x : x + width] = _line(titles[index], width)
-    mmcv.imwrite(sheet, str(path))
+    write_picture(sheet, Path(path))
