@@ -19,6 +19,7 @@ from torch import nn
 
 import mmsoft
 from mmsoft.checkpoints import EMA_KEY, CheckpointError, load_weights, names_for, read_checkpoint, read_state_dict
+from mmsoft.checkpoints.meta import known_meta
 from mmsoft.registry import OPTIM_WRAPPERS
 
 PARTIAL = '.part'  # a checkpoint while it is being written
@@ -119,13 +120,14 @@ def choose_weights(checkpoint: dict, resuming: bool) -> dict:
 
 
 def _check_resumable(checkpoint: dict) -> None:
-    """Tell what a file of bare weights lacks; leave aside what was read as empty objects."""
+    """Tell what a file of bare weights lacks; leave aside what was read as empty objects, and what could run."""
     lacking = {'meta', 'message_hub', 'optimizer'} - set(checkpoint)
     if lacking:
         raise CheckpointError(
             f'this checkpoint cannot be resumed: it has no {", ".join(sorted(lacking))}; '
             'start from its weights with --cfg-options load_from=<file>'
         )
+    checkpoint['meta'] = known_meta(checkpoint['meta'])
     hub = checkpoint['message_hub']
     # smoothed averages of the log, which start anew
     hub['resumed_keys'] = {key: value for key, value in hub['resumed_keys'].items() if key not in hub['log_scalars']}
