@@ -1,22 +1,40 @@
 """Files of strangers: whatever they hold, no code of theirs runs, and nothing crashes."""
 
+import contextlib
+import os
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
 from argparse import Namespace
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import ClassVar
 
+import mmdet.models.backbones as mmdet_backbones
+import mmengine
+import mmseg.models.backbones as mmseg_backbones
 import numpy as np
 import pytest
 import torch
+import yaml
+from conftest import MINI
+from mmdet.datasets import BaseDetDataset
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import BaseDataset
 from mmengine.logging import HistoryBuffer
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, BaseModule
+from mmengine.runner import CheckpointLoader, load_checkpoint
+from mmseg.models.losses.utils import get_class_weight
+from small_runs import dump, run, small_config
 
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
 from mmsoft.checkpoints.meta import KNOWN
+from mmsoft.engine import files
+from mmsoft.engine.config import guard_files
 from mmsoft.engine.runner import Runner
+from mmsoft.models import SOFT
 
 
 class Toy(BaseModel):
@@ -281,3 +299,135 @@ def test_mutated_pickles_are_read_or_refused(tmp_path):
     assert read + refused == 2400
     assert refused > 1000
     assert peak < 2000  # MiB, most of them for the libraries
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ('exploded',)
+
+
+class Neck(BaseModule):
+    def __init__(self, **init_cfg):
+        super().__init__(dict(type='Pretrained', **init_cfg))
+        self.line = torch.nn.Linear(2, 2)
+
+
+class Annotations(BaseDataset):
+    METAINFO: ClassVar = dict(classes=('a',))
+
+
+def proposals(path):
+    dataset = BaseDetDataset(ann_file='', lazy_init=True, proposal_file=path)
+    dataset.data_list = []
+    dataset.load_proposals()
+
+
+SWIN = dict(embed_dims=4, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1), window_size=2)
+# Every road by which a config or an option names a file of weights or a pickle.
+ROADS = {
+    'init_cfg of the model': lambda path, _: Toy(dict(type='Pretrained', checkpoint=path)).init_weights(),
+    'init_cfg of a part': lambda path, _: Wrapped(Neck(checkpoint=path)).init_weights(),
+    'init_cfg with a prefix': lambda path, _: Neck(checkpoint=path, prefix='line.').init_weights(),
+    'init_cfg of ours': lambda path, trust: SOFT(
+        MINI, init_cfg=dict(type='Pretrained', checkpoint=path, **(dict(trust=True) if trust else {}))
+    ).init_weights(),
+    "init_cfg of mmdet's Swin": lambda path, _: mmdet_backbones.SwinTransformer(
+        **SWIN, init_cfg=ConfigDict(type='Pretrained', checkpoint=path)
+    ).init_weights(),
+    "init_cfg of mmseg's Swin": lambda path, _: mmseg_backbones.SwinTransformer(
+        **SWIN, init_cfg=ConfigDict(type='Pretrained', checkpoint=path)
+    ).init_weights(),
+    'a teacher': lambda path, _: load_checkpoint(Toy(), path, map_location='cpu'),
+    'a published best checkpoint': lambda path, _: CheckpointLoader.load_checkpoint(path),
+    'torchvision://': lambda path, _: CheckpointLoader.load_checkpoint('torchvision://evil'),
+    'open-mmlab://': lambda path, _: CheckpointLoader.load_checkpoint('open-mmlab://evil'),
+    'mmcls://': lambda path, _: CheckpointLoader.load_checkpoint('mmcls://evil'),
+    'ann_file': lambda path, _: Annotations(ann_file=path),
+    'proposal_file': lambda path, _: proposals(path),
+    'class_weight': lambda path, _: get_class_weight(path),
+    'a list of images': lambda path, _: mmengine.load(path, file_format='pkl'),
+}
+
+
+class Wrapped(BaseModule):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    """Files that explode, as ``evil.pth`` and ``evil.pkl``; afterwards nothing is trusted."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        files, '_MODEL_LISTS', dict.fromkeys(files._MODEL_LISTS, lambda: dict(evil=str(tmp_path / 'evil.pth')))
+    )
+    torch.save(dict(state_dict={'line.weight': torch.zeros(2, 2)}, bomb=Bomb()), 'evil.pth')
+    Path('evil.pkl').write_bytes(pickle.dumps(dict(metainfo={}, data_list=[], bomb=Bomb())))
+    yield tmp_path
+    files.read_without_code()
+
+
+@pytest.mark.parametrize('road', ROADS)
+def test_no_road_to_a_file_runs_its_code(hostile, road):
+    file = 'evil.pkl' if road in ('ann_file', 'proposal_file', 'class_weight', 'a list of images') else 'evil.pth'
+    for trust in (False, True):
+        files.read_without_code(trust)
+        if trust:
+            with contextlib.suppress(Exception):  # it is not what was wanted
+                ROADS[road](file, trust)
+        else:
+            with pytest.raises(CheckpointError, match=r'refused: it holds \w+\.mkdir, which'):
+                ROADS[road](file, trust)
+        assert (hostile / 'exploded').exists() is trust
+
+
+def test_every_loader_of_mmengine_is_ours(hostile):
+    files.read_without_code()
+    assert {loader.__name__ for loader in CheckpointLoader._schemes.values()} == {'load_from_mmsoft'}
+    for source in ('s3://bucket/a.pth', 'petrel://a.pth', 'pavi://a.pth', 'cluster:s3://a.pth'):
+        with pytest.raises(CheckpointError, match='copy the file and give its path'):
+            CheckpointLoader.load_checkpoint(source)
+    with pytest.raises(CheckpointError, match=r'names no known weights; torchvision:// has evil'):
+        CheckpointLoader.load_checkpoint('torchvision://other')
+    Path('a.yaml').write_text(
+        '!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [exploded]]'
+    )
+    with pytest.raises(yaml.constructor.ConstructorError):
+        Annotations(ann_file='a.yaml')
+    assert not Path('exploded').exists()
+    plain = dict(metainfo={}, data_list=[dict(boxes=np.ones((2, 4), np.float32), number=np.int64(3), file='a.png')])
+    for protocol in range(6):
+        Path('plain.pkl').write_bytes(pickle.dumps(plain, protocol))
+        assert_same(mmengine.load('plain.pkl'), plain)
+    torch.save(Toy().state_dict(), 'good.pth')
+    model = Toy(dict(type='Pretrained', checkpoint='good.pth'))
+    model.init_weights()
+    assert torch.equal(model.line.weight, torch.load('good.pth')['line.weight'])
+
+
+@pytest.mark.parametrize(
+    ('part', 'message'),
+    [
+        (
+            dict(type='mmdet.OpenImagesChallengeDataset'),
+            'OpenImagesChallengeDataset reads its hierarchy file as a pickle',
+        ),
+        (dict(type='DODDataset'), 'DODDataset reads its annotations as a pickle'),
+        (dict(type='LoadBiomedicalData', decode_backend='pickle'), 'LoadBiomedicalData reads its files as a pickle'),
+    ],
+)
+def test_what_reads_pickles_by_itself_is_refused_unless_trusted(hostile, part, message):
+    cfg = Config(dict(train_dataloader=dict(dataset=dict(type='Wrapper', datasets=[part]))))
+    with pytest.raises(CheckpointError, match=message):
+        guard_files(cfg)
+    guard_files(cfg, trust=True)
+
+
+def test_the_tools_start_no_part_of_a_model_from_code(hostile):
+    cfg = small_config('retinanet', hostile / 'data', train=4, epochs=1)
+    config = dump(cfg, hostile)
+    options = ['model.neck.init_cfg.type=Pretrained', 'model.neck.init_cfg.checkpoint=evil.pth']
+    done = run('train', config, '--work-dir', hostile / 'run', '--cfg-options', *options, check=False)
+    assert re.search(r"^error: checkpoint 'evil.pth' is refused: it holds \w+\.mkdir, which", done.stderr, re.MULTILINE)
+    assert not (hostile / 'exploded').exists()

@@ -25,7 +25,7 @@ from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
 from mmsoft.visualization import draw_sample
 
-from .config import is_classifier, pipelines, take_table_size, without_pretrained
+from .config import guard_files, is_classifier, pipelines, take_table_size, without_pretrained
 
 PICTURES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.jp2')
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg', '.wmv')
@@ -45,6 +45,7 @@ def load_model(
     scope = cfg.get('default_scope', 'mmengine')
     require('mmcv', scope)
     init_default_scope(scope)
+    guard_files(cfg, trust)
     without_pretrained(cfg)
     content = read_checkpoint(checkpoint, trust)
     weights = load(content)

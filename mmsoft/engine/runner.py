@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from mmengine import runner
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
@@ -22,11 +23,19 @@ from mmsoft.checkpoints import EMA_KEY, CheckpointError, load_weights, names_for
 from mmsoft.checkpoints.meta import known_meta
 from mmsoft.registry import OPTIM_WRAPPERS
 
+from .files import read_without_code
+
 PARTIAL = '.part'  # a checkpoint while it is being written
 
 
 class Runner(runner.Runner):
     """``cfg.trust_checkpoint`` permits pickles that run code; everything else is MMEngine's."""
+
+    @classmethod
+    def from_cfg(cls, cfg: Config) -> 'Runner':
+        """Files that the config names are read as its checkpoints are."""
+        read_without_code(cfg.get('trust_checkpoint', False))
+        return super().from_cfg(cfg)
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Also for several processes without accelerators, where DDP takes no devices and there is no SyncBatchNorm."""
