@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import zipfile
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
@@ -27,10 +28,13 @@ from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseModel, BaseModule
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from mmseg.models.losses.utils import get_class_weight
+from safetensors.torch import save_file
 from small_runs import dump, run, small_config
 
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
+from mmsoft.checkpoints import files as checkpoint_files
 from mmsoft.checkpoints.meta import KNOWN
+from mmsoft.checkpoints.writing import to_bytes
 from mmsoft.engine import files
 from mmsoft.engine.config import guard_files
 from mmsoft.engine.runner import Runner
@@ -336,3 +340,68 @@ def test_the_tools_start_no_part_of_a_model_from_code(hostile):
     done = run('train', config, '--work-dir', hostile / 'run', '--cfg-options', *options, check=False)
     assert re.search(r"^error: checkpoint 'evil.pth' is refused: it holds \w+\.mkdir, which", done.stderr, re.MULTILINE)
     assert not (hostile / 'exploded').exists()
+
+
+def flip(path, content):
+    """Change one bit in the middle of these bytes in a file."""
+    whole = bytearray(path.read_bytes())
+    place = whole.index(content) + len(content) // 2
+    whole[place] ^= 4
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize('trust', [False, True])
+def test_a_bit_that_flipped_is_noticed(tmp_path, trust):
+    weights = {'a': torch.randn(300, 30), 'b': torch.zeros(3, dtype=torch.bfloat16), 'c': torch.tensor(1)}
+    for suffix in ('.pth', '.safetensors'):
+        path = tmp_path / f'a{suffix}'
+        path.write_bytes(to_bytes(weights, suffix))
+        assert_same(dict(sorted(read_checkpoint(path, trust).items())), weights)
+        flip(path, weights['a'].numpy().tobytes())
+        with pytest.raises(CheckpointError, match=r'cannot be read: .*(CRC|damaged|not those that were)'):
+            read_checkpoint(path, trust)
+    save_file(weights, tmp_path / 'of_others.safetensors')  # no digest, no word
+    assert set(read_checkpoint(tmp_path / 'of_others.safetensors')) == set(weights)
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(weights, tmp_path / 'without_crc.pth')
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert_same(read_checkpoint(tmp_path / 'without_crc.pth', trust), weights)
+
+
+def test_archives_that_promise_more_than_they_have_are_refused(tmp_path):
+    pickled = pickle.dumps({}, 2)
+    archive(tmp_path / 'small.pth', pickled, [bytes(10**7)], zipfile.ZIP_DEFLATED)
+    assert (tmp_path / 'small.pth').stat().st_size < 20_000
+    with pytest.raises(CheckpointError, match=r"entry 'a/data\.pkl' is compressed"):
+        read_checkpoint(tmp_path / 'small.pth')
+    archive(tmp_path / 'two.pth', pickled)
+    with zipfile.ZipFile(tmp_path / 'two.pth', 'a') as file, pytest.warns(UserWarning, match='Duplicate'):
+        file.writestr('a/data.pkl', pickled)
+    with pytest.raises(CheckpointError, match='two entries of one name'):
+        read_checkpoint(tmp_path / 'two.pth')
+    content = bytearray(archive(tmp_path / 'large.pth', pickled, [bytes(99)]).read_bytes())
+    place = content.index(b'PK\1\2', content.index(b'PK\1\2') + 1)
+    content[place + 20 : place + 28] = 2 * (2**31).to_bytes(4, 'little')  # sizes in the archive's directory
+    (tmp_path / 'large.pth').write_bytes(content)
+    with pytest.raises(CheckpointError, match='larger than the file'):
+        read_checkpoint(tmp_path / 'large.pth')
+    torch.save(dict(a=torch.zeros(1000)), tmp_path / 'old.pth', _use_new_zipfile_serialization=False)
+    content = (tmp_path / 'old.pth').read_bytes()
+    (tmp_path / 'old.pth').write_bytes(content[:-100])
+    with pytest.raises(CheckpointError, match=r'larger than the file|ends within'):
+        read_checkpoint(tmp_path / 'old.pth')
+
+
+def test_weights_that_are_not_finite_are_named_once(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(checkpoint_files, 'announce', lambda text, level: said.append(text))
+    wrong = {f'wrong{i}': torch.tensor([1.0, float('nan'), float('-inf')][: i % 3 + 1]) for i in range(6)}
+    wrong |= dict(good=torch.ones(2), half=torch.ones(1).half() / 0, few=torch.zeros(0), whole=torch.ones(1).int())
+    torch.save(dict(state_dict=wrong, meta={}), tmp_path / 'a.pth')
+    for _ in range(2):
+        read_checkpoint(tmp_path / 'a.pth')
+    assert said == [
+        f'5 of 10 tensors in {str(tmp_path / "a.pth")!r} hold values that are not finite: wrong1, wrong2, wrong4, ...'
+    ]

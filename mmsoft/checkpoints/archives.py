@@ -53,6 +53,15 @@ def read_archive(path: Path) -> Any:
         return _read_zip(file) if start == b'PK\x03\x04' else _read_legacy(file)
 
 
+def check_crc(path: Path) -> None:
+    """Raise unless the archive of a file that is read otherwise is whole; a file without archive has no CRC."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip() if any(entry.CRC for entry in archive.infolist()) else None
+        if wrong is not None:
+            raise ValueError(f'its entry {wrong[:100]!a} is damaged')
+
+
 def check_entries(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
     """The entries of an archive, each stored as it is; raise where they promise more than the file has."""
     archive, size = zipfile.ZipFile(file), os.fstat(file.fileno()).st_size

@@ -1,6 +1,8 @@
 """Reading checkpoint files: tensors only, no code from the file is ever run."""
 
+import logging
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,10 @@ from torch import Tensor
 
 from mmsoft.versions import StackError, require
 
-from .archives import read_archive
-from .messages import CheckpointError
+from .archives import check_crc, read_archive
+from .messages import CheckpointError, announce
 from .sources import locate
+from .writing import DIGEST, digest_of
 
 # Buffers that a model computes from its own sizes.
 COMPUTED = ('relative_position_index', 'attn_mask')
@@ -29,14 +32,7 @@ def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
     """
     path = locate(source)
     try:
-        if path.suffix == '.safetensors':
-            require('safetensors')
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        if trust:
-            return torch.load(path, map_location='cpu', weights_only=False)
-        return read_archive(path)
+        content = _read(path, trust)
     except CheckpointError as error:
         raise CheckpointError(
             f'checkpoint {str(path)!r} is refused: {error}; save its state_dict alone and load that, '
@@ -47,6 +43,53 @@ def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
     except Exception as error:  # whatever a damaged file makes its reader say
         reason = str(error)[:300] or type(error).__name__
         raise CheckpointError(f'checkpoint {str(path)!r} cannot be read: {reason}; is the file complete?') from error
+    _warn_of_invalid(path, content)
+    return content
+
+
+def _read(path: Path, trust: bool) -> Any:
+    if path.suffix == '.safetensors':
+        return _read_safetensors(path)
+    if trust:
+        check_crc(path)
+        return torch.load(path, map_location='cpu', weights_only=False)
+    return read_archive(path)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Weights, compared with the digest in files that we write."""
+    require('safetensors')
+    from safetensors import safe_open
+
+    with safe_open(path, 'pt') as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        promised = (file.metadata() or {}).get(DIGEST)
+    if promised is not None and digest_of(weights) != promised:
+        raise ValueError('its tensors are not those that were written')
+    return weights
+
+
+def _warn_of_invalid(path: Path, content: Any) -> None:
+    """Say once of a file which of its weights are not finite."""
+    if not isinstance(content, Mapping):
+        return
+    places = [content, *(content[name] for name in WRAPPERS if isinstance(content.get(name), Mapping))]
+    weights = {str(name): value for place in places for name, value in place.items() if isinstance(value, Tensor)}
+    wrong = [name for name, value in weights.items() if not _is_finite(value)]
+    if wrong:
+        names = ', '.join(wrong[:3]) + ', ...' * (len(wrong) > 3)
+        _warn_once(f'{len(wrong)} of {len(weights)} tensors in {str(path)!r} hold values that are not finite: {names}')
+
+
+def _is_finite(value: Tensor) -> bool:
+    if not value.is_floating_point() or not value.numel():
+        return True
+    return all(bound.isfinite() for bound in (value.float() if value.itemsize == 1 else value).aminmax())
+
+
+@cache
+def _warn_once(text: str) -> None:
+    announce(text, logging.WARNING)
 
 
 def read_state_dict(source: str | Path | Mapping, trust: bool = False) -> dict[str, Tensor]:
