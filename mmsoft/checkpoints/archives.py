@@ -54,12 +54,11 @@ def read_archive(path: Path) -> Any:
 
 
 def check_crc(path: Path) -> None:
-    """Raise unless the archive of a file that is read otherwise is whole; a file without archive has no CRC."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            wrong = archive.testzip() if any(entry.CRC for entry in archive.infolist()) else None
-        if wrong is not None:
-            raise ValueError(f'its entry {wrong[:100]!a} is damaged')
+    """Raise unless every entry of an archive is as it was written."""
+    with zipfile.ZipFile(path) as archive:
+        wrong = archive.testzip() if any(entry.CRC for entry in archive.infolist()) else None
+    if wrong is not None:
+        raise ValueError(f'its entry {wrong[:100]!a} is damaged')
 
 
 def check_entries(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
