@@ -104,3 +104,16 @@ ATTACKS = {
     'method': (b'\x80\x02cbuiltins\ngetattr\n(ccollections\nCounter\nX\6\0\0\0updatetR.', r'builtins\.getattr'),
     'escapes': (b'\x80\x02cos\x1b[31m\nsystem\n.', r'os\\x1b\[31m\.system'),
 }
+
+
+ODD = {
+    'text': 'https://127.0.0.1:9/a.pth',
+    'number': 3,
+    'tensor': torch.zeros(2),
+    'nothing': None,
+    'weights that are a number': dict(state_dict=3),
+    'weights that are a text': dict(state_dict='https://127.0.0.1:9/a.pth', state_dict_ema='https://127.0.0.1:9/a.pth'),
+    'names that are numbers': dict(state_dict={1: torch.zeros(2)}),
+    'names with escapes': dict(state_dict={'\x1b[31mline': torch.zeros(2)}),
+    'message hub': dict(state_dict={'line.weight': torch.zeros(2, 2)}, optimizer={}, message_hub=3, meta=dict(epoch=1)),
+}

@@ -23,7 +23,7 @@ import pytest
 import torch
 import yaml
 from conftest import MINI
-from hostile_files import ATTACKS, archive, everything
+from hostile_files import ATTACKS, ODD, archive, everything
 from mmdet.datasets import BaseDetDataset
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import BaseDataset
@@ -477,3 +477,31 @@ def test_only_whole_downloads_stay(sender, tmp_path, monkeypatch, suffix):
     for way in ('plain', 'chunks'):
         assert_same(read_checkpoint(f'{sender}/{way}{suffix}'), weights)
     assert len([path for path in (tmp_path / 'hub').rglob('*') if path.is_file()]) == 2
+
+
+@pytest.mark.parametrize('resume', [False, True])
+@pytest.mark.parametrize('kind', ODD)
+def test_checkpoints_of_other_things_end_in_a_sentence(tmp_path, kind, resume):
+    torch.save(ODD[kind], tmp_path / 'a.pth')
+    if kind == 'message hub' and not resume:
+        pytest.skip('only resuming looks at it')
+    with pytest.raises(CheckpointError) as error:
+        runner(tmp_path, f'odd_{kind}_{resume}', resume=resume, load_from=str(tmp_path / 'a.pth')).load_or_resume()
+    assert '127.0.0.1' not in str(error.value)  # nothing was fetched
+    assert '\x1b' not in str(error.value)
+
+
+def test_data_that_holds_itself_or_doubles_is_refused(tmp_path):
+    """Whoever walks through it would never come to an end."""
+    own = []
+    own.append(own)
+    double = [[]]
+    for _ in range(60):
+        double = [double, double]
+    deep = ()
+    for _ in range(101):
+        deep = (deep,)
+    for content, message in ((own, 'holds itself'), (double, 'again and again'), (deep, 'nested more than 100 deep')):
+        archive(tmp_path / 'a.pth', pickle.dumps(dict(meta=content), 2))
+        with pytest.raises(CheckpointError, match=message):
+            read_checkpoint(tmp_path / 'a.pth')

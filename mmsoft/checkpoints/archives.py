@@ -82,7 +82,10 @@ def check_entries(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
 
 def _read_zip(file: BinaryIO) -> Any:
     entries, archive = check_entries(file), zipfile.ZipFile(file)
-    (root,) = (name.removesuffix('data.pkl') for name in entries if name.endswith('/data.pkl'))
+    roots = [name.removesuffix('data.pkl') for name in entries if name.endswith('/data.pkl')]
+    if len(roots) != 1:
+        raise ValueError('it is an archive, but none that torch.save writes')
+    root = roots[0]
     order = f'{root}byteorder'
     if order in entries and archive.read(entries[order]).decode() != sys.byteorder:
         raise CheckpointError(f'its numbers are not in the {sys.byteorder}-endian order of this machine')

@@ -44,6 +44,8 @@ def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
     except Exception as error:  # whatever a damaged file makes its reader say
         reason = str(error)[:300] or type(error).__name__
         raise CheckpointError(f'checkpoint {str(path)!r} cannot be read: {reason}; is the file complete?') from error
+    if isinstance(content, (str, Path)):  # which would pass for the name of another file
+        raise CheckpointError(f'checkpoint {str(path)!r} holds a text, not weights')
     _warn_of_invalid(path, content)
     return content
 
@@ -103,12 +105,15 @@ def read_state_dict(source: str | Path | Mapping, trust: bool = False) -> dict[s
         if isinstance(checkpoint.get(wrapper), Mapping):
             checkpoint = checkpoint[wrapper]
             break
+    odd = next((name for name in checkpoint if isinstance(name, str) and not name.isprintable()), None)
+    if odd is not None:
+        raise CheckpointError(f'no weight is called {odd[:100]!a}: this is no checkpoint of a model')
     weights = {
         name.removeprefix('module.'): value
         for name, value in checkpoint.items()
         if isinstance(name, str) and isinstance(value, Tensor) and not name.endswith(COMPUTED)
     }
     if not weights:
-        found = ', '.join(map(str, list(checkpoint)[:8])) or 'nothing'
+        found = ', '.join(str(name)[:100] for name in list(checkpoint)[:8]) or 'nothing'
         raise CheckpointError(f'the checkpoint holds no weights: looked under {", ".join(WRAPPERS)}; found {found}')
     return weights

@@ -18,6 +18,7 @@ from .messages import CheckpointError
 
 FREE = 1 << 26  # bytes of memory that any stream may take
 PER_BYTE = 64  # and these for each of its own
+DEEPEST = 100  # containers within containers
 # Bytes that a step takes, roughly; what is not here takes less than PER_BYTE for each of the step's own bytes.
 _COSTS = dict(EMPTY_LIST=64, EMPTY_DICT=64, EMPTY_SET=224, FROZENSET=224, MARK=64, TUPLE=64, TUPLE1=64, TUPLE2=64)
 _COSTS |= dict(TUPLE3=64, LIST=64, DICT=64, NEWOBJ=64, NEWOBJ_EX=64, REDUCE=512, BINPERSID=512)
@@ -55,7 +56,7 @@ class Machine:
     def __init__(
         self, names: Mapping[tuple[str, str], Any], size: int, storage: Callable[[Any], Any] | None = None
     ) -> None:
-        self.names, self.storage = names, storage
+        self.names, self.storage, self.size = names, storage, size
         self.left = FREE + PER_BYTE * size
         self.stack: list[Any] = []
         self.outer: list[list[Any]] = []  # stacks below marks
@@ -73,10 +74,16 @@ class Machine:
             elif name in _STEPS:
                 _STEPS[name](self, argument)
             elif name == 'STOP':
-                return self.stack.pop()
+                return self.checked(self.stack.pop())
             else:
                 raise CheckpointError(f'its pickle has the step {name}, which makes no plain data')
         raise EOFError('its pickle has no end')
+
+    def checked(self, value: Any) -> Any:
+        """What was made, if those who walk through it come to an end."""
+        if measure(value, {})[0] > 1_000_000 + self.size:  # each part that is not shared takes a byte
+            raise ValueError('its data names the same parts again and again')
+        return value
 
     def charge(self, cost: int) -> None:
         """Count memory before it is taken."""
@@ -203,6 +210,21 @@ _STEPS: dict[str, Callable[[Machine, Any], Any]] = {
     'BUILD': Machine.build,
     'BINPERSID': Machine.persist,
 }
+
+
+def measure(value: Any, known: dict[int, tuple[int, int]], depth: int = 0) -> tuple[int, int]:
+    """How many parts a value has, counted wherever they are named, and how deep they are nested."""
+    if not isinstance(value, (dict, list, tuple, set, frozenset)):
+        return 1, 0
+    if id(value) not in known:
+        parts, count, height = [*value, *value.values()] if isinstance(value, dict) else value, 1, 0
+        for part in parts if depth < DEEPEST else ():
+            part_count, part_height = measure(part, known, depth + 1)
+            count, height = count + part_count, max(height, part_height)
+        if depth >= DEEPEST or height >= DEEPEST:
+            raise ValueError(f'its data is nested more than {DEEPEST} deep, or holds itself')
+        known[id(value)] = count, height + 1
+    return known[id(value)]
 
 
 def _new_dict(machine: Machine, items: list[Any]) -> None:

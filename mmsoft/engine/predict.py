@@ -58,7 +58,8 @@ def load_model(
 def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
     """Class names and colours: the checkpoint's, the config's, those of the data set's class, or numbers."""
     saved = content.get('meta') if isinstance(content, Mapping) else None
-    meta = {str(key).lower(): value for key, value in dict((saved or {}).get('dataset_meta') or {}).items()}
+    saved = saved.get('dataset_meta') if isinstance(saved, Mapping) else None
+    meta = {str(key).lower(): value for key, value in saved.items()} if isinstance(saved, Mapping) else {}
     source = 'the checkpoint'
     if not meta.get('classes'):
         leaf = next(leaf_datasets(cfg.test_dataloader.dataset))
