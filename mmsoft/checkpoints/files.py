@@ -1,10 +1,10 @@
 """Reading checkpoint files: tensors only, no code from the file is ever run."""
 
-import pickle
+import logging
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from mmsoft.versions import StackError, require
 
-from .messages import CheckpointError
+from .archives import check_crc, read_archive
+from .messages import CheckpointError, announce
 from .sources import locate
+from .writing import DIGEST, digest_of
 
 # Buffers that a model computes from its own sizes.
 COMPUTED = ('relative_position_index', 'attn_mask')
@@ -22,58 +24,6 @@ IGNORED = (*COMPUTED, 'num_batches_tracked')
 EMA_KEY = 'state_dict_ema'  # averaged weights, as timm calls them
 # Where weights sit in a checkpoint, the preferred place first; the dict itself comes last.
 WRAPPERS = (EMA_KEY, 'state_dict', 'model')
-_STORAGES = {name for name in vars(torch) if name.endswith('Storage') and name[0].isupper()}
-_DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-# What pickles of weights are made of.
-_ALLOWED = {
-    'collections': {'OrderedDict', 'defaultdict', 'Counter'},
-    'builtins': {'set', 'frozenset', 'slice', 'dict', 'list', 'int', 'float', 'bytearray'},
-    '_codecs': {'encode'},
-    'torch': {'Size', 'device', 'Tensor'} | _DTYPES | _STORAGES,
-    'torch._utils': {'_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter'},
-    'torch.nn.parameter': {'Parameter'},
-    'torch.storage': {'UntypedStorage', 'TypedStorage'},
-    'numpy': {'ndarray', 'dtype'},
-    'numpy.core.multiarray': {'_reconstruct', 'scalar'},
-    'numpy._core.multiarray': {'_reconstruct', 'scalar'},
-}
-# What trainers leave beside the weights: read as an empty object, never constructed.
-_SKIPPED = {
-    ('mmengine.logging.history_buffer', 'HistoryBuffer'),
-    ('builtins', 'getattr'),  # a history buffer's methods; an attribute of a skipped class is skipped too
-    ('argparse', 'Namespace'),
-    ('types', 'SimpleNamespace'),
-    ('yacs.config', 'CfgNode'),
-    # Python 3.13 alone has the second module
-    *((module, kind) for module in ('pathlib', 'pathlib._local') for kind in ('Path', 'PosixPath', 'WindowsPath')),
-}
-
-
-class _Skipped(dict):
-    """Stands for a foreign object; takes any arguments and any state."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-
-    def __setstate__(self, _: Any) -> None:
-        return
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        module = {'__builtin__': 'builtins'}.get(module, module)  # as old pickle protocols call it
-        if (module, name) in _SKIPPED:
-            return _Skipped
-        if name in _ALLOWED.get(module, ()):
-            return super().find_class(module, name)
-        raise CheckpointError(f'it holds {module}.{name}, which could run code')
-
-
-_tensors_only = SimpleNamespace(
-    Unpickler=_Unpickler,
-    load=lambda file, **options: _Unpickler(file, **options).load(),
-    __name__='mmsoft tensors only',
-)
 
 
 def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
@@ -83,16 +33,7 @@ def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
     """
     path = locate(source)
     try:
-        if path.suffix == '.safetensors':
-            require('safetensors')
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        if trust:
-            return torch.load(path, map_location='cpu', weights_only=False)
-        if zipfile.is_zipfile(path) and any(n.endswith('/constants.pkl') for n in zipfile.ZipFile(path).namelist()):
-            raise CheckpointError('it is a TorchScript archive, which holds code')
-        return torch.load(path, map_location='cpu', pickle_module=_tensors_only, weights_only=False)
+        content = _read(path, trust)
     except CheckpointError as error:
         raise CheckpointError(
             f'checkpoint {str(path)!r} is refused: {error}; save its state_dict alone and load that, '
@@ -101,7 +42,58 @@ def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
     except StackError:
         raise
     except Exception as error:  # whatever a damaged file makes its reader say
-        raise CheckpointError(f'checkpoint {str(path)!r} cannot be read: {error}; is the file complete?') from error
+        reason = str(error)[:300] or type(error).__name__
+        raise CheckpointError(f'checkpoint {str(path)!r} cannot be read: {reason}; is the file complete?') from error
+    if isinstance(content, (str, Path)):  # which would pass for the name of another file
+        raise CheckpointError(f'checkpoint {str(path)!r} holds a text, not weights')
+    _warn_of_invalid(path, content)
+    return content
+
+
+def _read(path: Path, trust: bool) -> Any:
+    if path.suffix == '.safetensors':
+        return _read_safetensors(path)
+    if trust:
+        if zipfile.is_zipfile(path):  # older files have no CRC
+            check_crc(path)
+        return torch.load(path, map_location='cpu', weights_only=False)
+    return read_archive(path)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Weights, compared with the digest in files that we write."""
+    require('safetensors')
+    from safetensors import safe_open
+
+    with safe_open(path, 'pt') as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        promised = (file.metadata() or {}).get(DIGEST)
+    if promised is not None and digest_of(weights) != promised:
+        raise ValueError('its tensors are not those that were written')
+    return weights
+
+
+def _warn_of_invalid(path: Path, content: Any) -> None:
+    """Say once of a file which of its weights are not finite."""
+    if not isinstance(content, Mapping):
+        return
+    places = [content, *(content[name] for name in WRAPPERS if isinstance(content.get(name), Mapping))]
+    weights = {str(name): value for place in places for name, value in place.items() if isinstance(value, Tensor)}
+    wrong = [name for name, value in weights.items() if not _is_finite(value)]
+    if wrong:
+        names = ', '.join(wrong[:3]) + ', ...' * (len(wrong) > 3)
+        _warn_once(f'{len(wrong)} of {len(weights)} tensors in {str(path)!r} hold values that are not finite: {names}')
+
+
+def _is_finite(value: Tensor) -> bool:
+    if not value.is_floating_point() or not value.numel():
+        return True
+    return all(bound.isfinite() for bound in (value.float() if value.itemsize == 1 else value).aminmax())
+
+
+@cache
+def _warn_once(text: str) -> None:
+    announce(text, logging.WARNING)
 
 
 def read_state_dict(source: str | Path | Mapping, trust: bool = False) -> dict[str, Tensor]:
@@ -113,12 +105,15 @@ def read_state_dict(source: str | Path | Mapping, trust: bool = False) -> dict[s
         if isinstance(checkpoint.get(wrapper), Mapping):
             checkpoint = checkpoint[wrapper]
             break
+    odd = next((name for name in checkpoint if isinstance(name, str) and not name.isprintable()), None)
+    if odd is not None:
+        raise CheckpointError(f'no weight is called {odd[:100]!a}: this is no checkpoint of a model')
     weights = {
         name.removeprefix('module.'): value
         for name, value in checkpoint.items()
         if isinstance(name, str) and isinstance(value, Tensor) and not name.endswith(COMPUTED)
     }
     if not weights:
-        found = ', '.join(map(str, list(checkpoint)[:8])) or 'nothing'
+        found = ', '.join(str(name)[:100] for name in list(checkpoint)[:8]) or 'nothing'
         raise CheckpointError(f'the checkpoint holds no weights: looked under {", ".join(WRAPPERS)}; found {found}')
     return weights

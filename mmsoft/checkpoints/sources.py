@@ -2,15 +2,17 @@
 
 import hashlib
 import re
+import time
 import urllib.parse
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 import torch
 
-from mmsoft.versions import require
+from mmsoft.versions import StackError, require
 
+from .archives import check_crc
 from .messages import CheckpointError, announce
 from .writing import whole_file
 
@@ -19,6 +21,8 @@ SUFFIXES = ('.pth', '.pt', '.bin', '.ckpt', '.tar', '.pkl', '.safetensors')
 HASH_LENGTH = 8  # of the hexadecimal digits of a sha256, the part that a file's name shows
 _HUB_ID = re.compile(r'([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/(.+))?')
 _PATIENCE = 60  # seconds for an answer
+LARGEST = 16 << 30  # bytes of a download: training checkpoints of the largest detectors have fewer
+LEAST_SPEED = 10_000  # bytes a second, less than which is given up after _PATIENCE
 _CHUNK = 1 << 20
 
 
@@ -67,13 +71,17 @@ def fetch(url: str) -> Path:
     return path
 
 
-def _wrong_hash(path: Path, name: str) -> str:
-    """What is wrong if ``name`` ends in digits of a sha256 and the content has another; decimal ones are a date."""
+def _promised_hash(name: str) -> str:
+    """The digits of a sha256 at the end of a name; decimal ones are a date."""
     match = re.search(rf'-([0-9a-f]{{{HASH_LENGTH},64}})\.\w+$', name)
-    if not match or match[1].isdigit():
-        return ''
-    found = sha256_of(path)[: len(match[1])]
-    return '' if found == match[1] else f'its name promises sha256 {match[1]}, found {found}'
+    return match[1] if match and not match[1].isdigit() else ''
+
+
+def _wrong_hash(path: Path, name: str) -> str:
+    """What is wrong if ``name`` promises a sha256 and the content has another."""
+    promised = _promised_hash(name)
+    found = sha256_of(path)[: len(promised)] if promised else ''
+    return '' if found == promised else f'its name promises sha256 {promised}, found {found}'
 
 
 def sha256_of(path: Path) -> str:
@@ -122,14 +130,46 @@ def _fetch_from_hub(source: str, repository: str, name: str) -> Path:
 def _download(url: str, path: Path) -> None:
     """Write beside the place, compare with what was promised, and rename."""
     with urllib.request.urlopen(url, timeout=_PATIENCE) as answer, whole_file(path) as partial:
-        size = answer.headers.get('Content-Length')
-        announce(f'fetching {url} ({int(size) / 2**20:.1f} MiB)' if size else f'fetching {url}')
-        with partial.open('wb') as file:
-            while chunk := answer.read(_CHUNK):
-                file.write(chunk)
-            received = file.tell()
-        if size and received != int(size):  # a connection that is cut reads like an end
+        promised = answer.headers.get('Content-Length')
+        size = int(promised) if promised else None
+        if size is not None and size > LARGEST:
+            raise OSError(f'it has {size} bytes, more than the {LARGEST} that are taken')
+        announce(f'fetching {url} ({size / 2**20:.1f} MiB)' if size else f'fetching {url}')
+        received = _receive(answer, partial)
+        if size is not None and received != size:  # a connection that is cut reads like an end
             raise OSError(f'the connection was cut after {received} of {size} bytes')
         wrong = _wrong_hash(partial, path.name)
         if wrong:
             raise OSError(wrong)
+        if size is None and not answer.chunked and not _promised_hash(path.name):
+            _check_whole(partial, path.suffix)
+
+
+def _receive(answer: HTTPResponse, path: Path) -> int:
+    """Write what comes to a file, neither without end nor for ever; the number of bytes."""
+    start = time.monotonic()
+    with path.open('wb') as file:
+        while chunk := answer.read1(_CHUNK):  # what has come, not a whole chunk, for which a slow sender has hours
+            file.write(chunk)
+            if file.tell() > LARGEST:
+                raise OSError(f'it has more than the {LARGEST} bytes that are taken')
+            late = time.monotonic() - start - _PATIENCE
+            if late > 0 and file.tell() < late * LEAST_SPEED:
+                raise OSError(f'it comes more slowly than {LEAST_SPEED} bytes a second')
+        return file.tell()
+
+
+def _check_whole(path: Path, suffix: str) -> None:
+    """Raise unless a file shows by itself that it is whole, where its sender told neither length nor hash."""
+    try:
+        if suffix == '.safetensors':
+            require('safetensors')
+            from safetensors import safe_open
+
+            with safe_open(path, 'pt'):
+                return
+        check_crc(path)
+    except StackError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its reader say
+        raise OSError(f'it came without a length, and it does not look whole ({str(error)[:200]})') from error

@@ -1,6 +1,8 @@
 """Writing weights: files that are whole or absent, and equal for equal content."""
 
+import hashlib
 import io
+import json
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from mmsoft.versions import require
 from .messages import CheckpointError
 
 WRITTEN = ('.pth', '.safetensors')
+DIGEST = 'mmsoft.sha256'  # in the metadata of a .safetensors file, which has no checksum of its own
 
 
 @contextmanager
@@ -46,7 +49,16 @@ def to_bytes(weights: Mapping[str, Tensor], suffix: str, meta: Mapping[str, Any]
         require('safetensors')
         from safetensors.torch import save
 
-        return save(weights, metadata=dict(format='pt'))
+        return save(weights, metadata={'format': 'pt', DIGEST: digest_of(weights)})
     buffer = io.BytesIO()  # a file's name would become that of the archive's folder
     torch.save(weights if meta is None else dict(meta=dict(meta), state_dict=weights), buffer)
     return buffer.getvalue()
+
+
+def digest_of(weights: Mapping[str, Tensor]) -> str:
+    """The sha256 of names, types, shapes and numbers."""
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

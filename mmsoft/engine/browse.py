@@ -11,7 +11,7 @@ from mmsoft.datasets.reading import read_faults
 from mmsoft.files import place_below, shown
 from mmsoft.visualization import contact_sheet, draw_sample, write_picture
 
-from .config import check_data, pipelines, read_safely
+from .config import check_data, guard_files, pipelines, read_safely
 
 
 def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 20, demo: bool = False) -> Path:
@@ -22,6 +22,7 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
         from .demo import overlay
 
         overlay(cfg)
+    guard_files(cfg)
     for remark in check_data(cfg, mode, classes=False):
         print(shown(remark))
     init_default_scope(cfg.get('default_scope', 'mmengine'))

@@ -18,10 +18,14 @@ from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
 from mmsoft.registry import MODELS
 
+from .files import read_without_code
+
 LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last stage
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 # What wraps a part of a config for a run: type -> where the part is.
 WRAPPERS = {'mmsoft.ReadSafely': 'loader', 'mmsoft.SeededSampler': 'sampler', 'mmsoft.SeededDataset': 'dataset'}
+# What reads pickles by itself, past our readers: type of a part of a config -> what it reads.
+_PICKLE_READERS = dict(OpenImagesChallengeDataset='its hierarchy file', DODDataset='its annotations')
 # What MMEngine's Runner reads besides what a config has.
 RUNNER_KEYS = (
     *(
@@ -46,6 +50,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
         raise FileNotFoundError(f'config {str(path)!r} does not exist (working directory {str(Path.cwd())!r})')
     if os.environ.get('MMSOFT_DATA') == '':
         raise ValueError('MMSOFT_DATA is set but empty; set it to the folder that holds the data sets, or unset it')
+    read_without_code()
     cfg = Config.fromfile(path)
     for name in LOADERS:
         if cfg.get(name) is not None:
@@ -160,6 +165,19 @@ def check_pretrained(cfg: Config) -> None:
                 "Three ways out: put the authors' published file or its conversion there (names are translated), or "
                 'name it with --cfg-options model.backbone.init_cfg.checkpoint=<file>; pretrain a classifier and name '
                 'its checkpoint likewise; or start at random with --no-pretrained'
+            )
+
+
+def guard_files(cfg: Config, trust: bool = False) -> None:
+    """Whatever file this config names is read without running code from it, or not at all, unless it is trusted."""
+    read_without_code(trust)
+    for part in () if trust else walk_dicts(cfg._cfg_dict):
+        kind = str(part.get('type')).split('.')[-1]
+        what = 'its files' if part.get('decode_backend') == 'pickle' else _PICKLE_READERS.get(kind)
+        if what:
+            raise CheckpointError(
+                f'{kind} reads {what} as a pickle, which may run code of whoever wrote it; '
+                'if you trust them, permit it with --trust-checkpoint'
             )
 
 

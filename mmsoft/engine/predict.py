@@ -28,7 +28,7 @@ from mmsoft.files import json_name, json_text, places_below
 from mmsoft.versions import require
 from mmsoft.visualization import DrawnVideo, can_write, draw_sample, opencv_name, write_picture
 
-from .config import is_classifier, pipelines, take_table_size, without_pretrained
+from .config import guard_files, is_classifier, pipelines, take_table_size, without_pretrained
 from .results import Results, write_whole
 
 PICTURES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.jp2')
@@ -50,6 +50,7 @@ def load_model(
     scope = cfg.get('default_scope', 'mmengine')
     require('mmcv', scope)
     init_default_scope(scope)
+    guard_files(cfg, trust)
     without_pretrained(cfg)
     content = read_checkpoint(checkpoint, trust)
     weights = load(content)
@@ -62,7 +63,8 @@ def load_model(
 def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
     """Class names and colours: the checkpoint's, the config's, those of the data set's class, or numbers."""
     saved = content.get('meta') if isinstance(content, Mapping) else None
-    meta = {str(key).lower(): value for key, value in dict((saved or {}).get('dataset_meta') or {}).items()}
+    saved = saved.get('dataset_meta') if isinstance(saved, Mapping) else None
+    meta = {str(key).lower(): value for key, value in saved.items()} if isinstance(saved, Mapping) else {}
     source = 'the checkpoint'
     if not meta.get('classes'):
         leaf = next(leaf_datasets(cfg.test_dataloader.dataset))

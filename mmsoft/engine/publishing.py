@@ -142,7 +142,7 @@ def _config_of(meta: Mapping[str, Any]) -> tuple[dict, list[str]]:
         tree = _evaluate_config(text)
         if tree.get('work_dir'):  # files in it keep their names
             tree = _evaluate_config(text.replace(f"'{tree['work_dir'].rstrip('/')}/", "'"))
-    except (SyntaxError, ValueError, AttributeError, TypeError):
+    except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
         return {}, ['the config in the checkpoint is left out: it is not made of plain values alone']
     for loader in LOADERS:
         if tree.get(loader) is not None:

@@ -3,13 +3,14 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine import runner
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.logging import MMLogger
@@ -21,8 +22,10 @@ from torch import nn
 
 import mmsoft
 from mmsoft.checkpoints import EMA_KEY, CheckpointError, load_weights, names_for, read_checkpoint, read_state_dict
+from mmsoft.checkpoints.meta import known_meta
 from mmsoft.registry import OPTIM_WRAPPERS
 
+from .files import read_without_code
 from .logs import LogKeeper
 
 PARTIAL = '.part'  # a checkpoint while it is being written
@@ -41,6 +44,12 @@ class Runner(runner.Runner):
         visualizer = super().build_visualizer(*args, **kwargs)
         self.log_keeper.watch(visualizer)
         return visualizer
+
+    @classmethod
+    def from_cfg(cls, cfg: Config) -> 'Runner':
+        """Files that the config names are read as its checkpoints are."""
+        read_without_code(cfg.get('trust_checkpoint', False))
+        return super().from_cfg(cfg)
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Also for several processes without accelerators, where DDP takes no devices and there is no SyncBatchNorm."""
@@ -72,15 +81,17 @@ class Runner(runner.Runner):
         data set, half of the model must match.
         """
         checkpoint = read_checkpoint(filename, trust=self.cfg.get('trust_checkpoint', False))
-        if 'state_dict' not in checkpoint:
+        if not isinstance(checkpoint, Mapping) or not isinstance(checkpoint.get('state_dict'), Mapping):
             checkpoint = dict(state_dict=read_state_dict(checkpoint))
         if self._resume:
             _check_resumable(checkpoint)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
         model = self.model.module if is_model_wrapper(self.model) else self.model
-        weights = choose_weights(checkpoint, resuming=self._resume)
+        weights = read_state_dict(choose_weights(checkpoint, resuming=self._resume))
         for pattern, replacement in revise_keys:
-            weights = {re.sub(pattern, replacement, name): value for name, value in weights.items()}
+            weights = {
+                re.sub(pattern, replacement, name): value for name, value in weights.items() if isinstance(name, str)
+            }
         weights = names_for(model, weights)
         shapes = {name: value.shape for name, value in model.state_dict().items()}
         if {name: value.shape for name, value in weights.items()} == shapes:
@@ -130,18 +141,23 @@ def _versions() -> dict[str, str]:
 
 def choose_weights(checkpoint: dict, resuming: bool) -> dict:
     """Averaged weights (EMA) where training kept them, for they are the result; a resumed run goes on from its own."""
-    return checkpoint['state_dict'] if resuming else checkpoint.get(EMA_KEY) or checkpoint['state_dict']
+    averaged = None if resuming else checkpoint.get(EMA_KEY)
+    return averaged if averaged and isinstance(averaged, Mapping) else checkpoint['state_dict']
 
 
 def _check_resumable(checkpoint: dict) -> None:
-    """Tell what a file of bare weights lacks; leave aside what was read as empty objects."""
+    """Tell what a file of bare weights lacks; leave aside what was read as empty objects, and what could run."""
     lacking = {'meta', 'message_hub', 'optimizer'} - set(checkpoint)
     if lacking:
         raise CheckpointError(
             f'this checkpoint cannot be resumed: it has no {", ".join(sorted(lacking))}; '
             'start from its weights with --cfg-options load_from=<file>'
         )
+    checkpoint['meta'] = known_meta(checkpoint['meta'])
     hub = checkpoint['message_hub']
+    parts = [hub.get(part) for part in ('resumed_keys', 'log_scalars')] if isinstance(hub, Mapping) else [None]
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise CheckpointError('this checkpoint cannot be resumed: its message_hub is not what MMEngine writes')
     # smoothed averages of the log, which start anew
     hub['resumed_keys'] = {key: value for key, value in hub['resumed_keys'].items() if key not in hub['log_scalars']}
     hub['log_scalars'] = {}

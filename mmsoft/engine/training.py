@@ -32,6 +32,7 @@ from .config import (
     check_data,
     check_pretrained,
     check_sizes,
+    guard_files,
     is_classifier,
     only_for_classifiers,
     read_safely,
@@ -193,6 +194,7 @@ def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkp
     require('mmcv', *(name for name in (scope,) if name in REQUIREMENTS))
     start_processes(launcher, (cfg.get('env_cfg') or {}).get('dist_cfg'))
     cfg.launcher, cfg.work_dir, cfg.trust_checkpoint = launcher, work_dir, trust_checkpoint
+    guard_files(cfg, trust_checkpoint)
     if demo:
         demo_world.overlay(cfg)
         if is_main_process():
