@@ -47,7 +47,7 @@ count = 0
 def slow(self, index):
     global count
     count += os.environ['SLURM_PROCID'] == '1'
-    if count == 3:
+    if count == 5:  # two a batch
         time.sleep(8)
         {end}
     return read(self, index)
@@ -66,7 +66,7 @@ runpy.run_path(sys.argv[0], run_name='__main__')
     ],
 )
 def test_who_waits_says_for_whom_and_who_ends_says_why(end: str, code: int, sentence: str, tmp_path: Path) -> None:
-    cfg = small_config('upernet', tmp_path / 'data', train=8, batch=1)
+    cfg = small_config('upernet', tmp_path / 'data', train=16)
     config = dump(cfg, tmp_path)
     (tmp_path / 'slow.py').write_text(SLOW.format(end=end))
     python, *arguments = command('train', config, '--work-dir', tmp_path / 'run')
