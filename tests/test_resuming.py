@@ -85,7 +85,7 @@ KILLER = textwrap.dedent("""\
     from mmengine.runner import ValLoop
 
     def run_iter(self, idx, batch, go_on=ValLoop.run_iter):
-        if self.runner.iter == {iteration} and idx == 1:
+        if self.runner.iter == {iteration} and idx == 0:
             os.kill(os.getpid(), signal.{signal})
         go_on(self, idx, batch)
 
@@ -117,9 +117,6 @@ def test_a_validation_that_was_cut_off_is_made_up(method: str, number: str, tmp_
     assert len(best) == 1
     hubs = [read_checkpoint(latest_checkpoint(folder))['message_hub']['runtime_info'] for folder in (whole, broken)]
     assert hubs[0]['best_score'] == hubs[1]['best_score']
-    again = run('train', config, '--work-dir', broken, '--resume')
-    if hubs[1]['best_ckpt'].endswith(latest_checkpoint(broken).name):  # saved once more, after the validation
-        assert 'is made up' not in again.stdout + again.stderr
 
 
 def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
