@@ -132,6 +132,8 @@ def as_configured(runner: Any, groups: list[dict[str, Any]]) -> None:
 
     ``groups`` are those of the optimizer as it was built; the schedule is gone through from the beginning.
     """
+    if not isinstance(runner.optim_wrapper, OptimWrapper):
+        raise CheckpointError('it is of a run with several optimizers, which goes on with the values of then alone')
     for group, fresh in zip(runner.optim_wrapper.param_groups, groups, strict=True):
         group.update(fresh)
     if not runner.cfg.get('param_scheduler'):
@@ -151,5 +153,7 @@ def as_configured(runner: Any, groups: list[dict[str, Any]]) -> None:
 
 def settings_of(wrapper: Any) -> list[dict[str, Any]]:
     """Groups of an optimizer without parameters, and without what the first step of a schedule has changed."""
+    if not isinstance(wrapper, OptimWrapper):
+        return []
     groups = [{name: value for name, value in group.items() if name != 'params'} for group in wrapper.param_groups]
     return [{name: group.get(f'initial_{name}', value) for name, value in group.items()} for group in groups]

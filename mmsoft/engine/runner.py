@@ -93,7 +93,8 @@ class Runner(runner.Runner):
             checkpoint = dict(state_dict=read_state_dict(checkpoint))
         if self._resume:
             _check_resumable(checkpoint)
-            self._compare(filename, checkpoint)
+            if self.optim_wrapper is not None:
+                self._compare(filename, checkpoint)
             take_own_buffers(checkpoint, self.rank, self.world_size)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
         model = self.model.module if is_model_wrapper(self.model) else self.model
