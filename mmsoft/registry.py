@@ -18,5 +18,12 @@ DATASETS = _child('dataset', mmengine.DATASETS, 'mmsoft.datasets.seeding', 'mmso
 DATA_SAMPLERS = _child('data sampler', mmengine.DATA_SAMPLERS, 'mmsoft.datasets.seeding')
 TRANSFORMS = _child('transform', mmengine.TRANSFORMS, 'mmsoft.datasets.reading')
 METRICS = _child('metric', mmengine.METRICS, 'mmsoft.engine.classification')
-HOOKS = _child('hook', mmengine.HOOKS, 'mmsoft.engine.hooks', 'mmsoft.engine.logs', 'mmsoft.engine.classification')
+HOOKS = _child(
+    'hook',
+    mmengine.HOOKS,
+    'mmsoft.engine.hooks',
+    'mmsoft.engine.logs',
+    'mmsoft.engine.classification',
+    'mmsoft.engine.saving',
+)
 OPTIM_WRAPPERS = _child('optim_wrapper', mmengine.OPTIM_WRAPPERS, 'mmsoft.engine.runner')

@@ -1,7 +1,12 @@
 """Train a model from a config file: on a CPU, on one GPU, or in many processes."""
 
 import argparse
+import sys
 from pathlib import Path
+
+from mmsoft.engine.preemption import Preempted, request
+
+request.listen()  # importing takes seconds, too
 
 from mmsoft.versions import require
 
@@ -26,6 +31,18 @@ def main() -> None:
         const='auto',
         metavar='CHECKPOINT',
         help='go on; auto (default): from the last one of --work-dir',
+    )
+    parser.add_argument(
+        '--resume-anyway',
+        action='store_true',
+        help='go on though the batch, the processes, the lr or anything else that the results depend on has changed; '
+        'the new values count',
+    )
+    parser.add_argument(
+        '--save-every',
+        metavar='INTERVAL',
+        help='also save when the last checkpoint is so old, and keep the newest of these: a time such as 90s, 15min or '
+        '2h, or iterations such as 500it',
     )
     parser.add_argument('--amp', action='store_true', help='mixed precision: float16 on a GPU, bfloat16 on a CPU')
     parser.add_argument('--auto-scale-lr', action='store_true', help='scale the lr to the batch of all processes')
@@ -52,21 +69,28 @@ def main() -> None:
         check_options(args.cfg_options or {})
     cfg = load_config(args.config, args.cfg_options)
     kind = '_demo' * args.demo + ('_fine_tune' if args.fine_tune else '_linear_probe' if args.linear_probe else '')
-    runner = train(
-        cfg,
-        work_dir=args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}{kind}',
-        resume=args.resume,
-        amp=args.amp,
-        auto_scale_lr=args.auto_scale_lr,
-        pretrained=not args.no_pretrained,
-        demo=args.demo,
-        seed=args.seed,
-        launcher=args.launcher,
-        trust_checkpoint=args.trust_checkpoint,
-        fine_tune=args.fine_tune,
-        linear_probe=args.linear_probe,
-        img_size=args.img_size,
-    )
+    try:
+        runner = train(
+            cfg,
+            work_dir=args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}{kind}',
+            resume=args.resume,
+            amp=args.amp,
+            auto_scale_lr=args.auto_scale_lr,
+            pretrained=not args.no_pretrained,
+            demo=args.demo,
+            seed=args.seed,
+            launcher=args.launcher,
+            trust_checkpoint=args.trust_checkpoint,
+            fine_tune=args.fine_tune,
+            linear_probe=args.linear_probe,
+            img_size=args.img_size,
+            save_every=args.save_every,
+            resume_anyway=args.resume_anyway,
+        )
+    except Preempted as stop:
+        print(f'{stop}; go on with --resume', file=sys.stderr)
+        part_processes(stop.code)
+        raise
     if args.demo and runner.rank == 0:
         for name, path in demo_report(runner).items():
             print(f'{name}: {path}')

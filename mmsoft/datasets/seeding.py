@@ -8,11 +8,13 @@ mmdet's CachedMosaic, are the exception.
 
 import random
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from mmengine import registry
+from mmengine.dataset import InfiniteSampler
 from mmengine.dist import get_dist_info, sync_random_seed
 from torch.utils.data import Sampler
 
@@ -45,8 +47,8 @@ class SeededSampler(Sampler):
         self.seed = sync_random_seed() if seed is None else seed
         self.rank, self.world_size = get_dist_info()
         self.sampler = registry.DATA_SAMPLERS.build(sampler, default_args=dict(dataset=dataset, seed=self.seed))
-        if hasattr(self.sampler, 'skip'):  # MMEngine looks for it, to resume without reading the data once more
-            self.skip = self._skip
+        if hasattr(self.sampler, 'skip') or isinstance(self.sampler, InfiniteSampler):
+            self.skip = self._skip  # MMEngine looks for it, to resume without reading the data once more
 
     def __iter__(self) -> Iterator[SeededIndex]:
         for count, index in enumerate(self.sampler, start=self.start):
@@ -64,7 +66,10 @@ class SeededSampler(Sampler):
     def _skip(self, count: int) -> None:
         """Go on after ``count`` samples of this process."""
         self.start = count
-        self.sampler.skip(count)
+        if hasattr(self.sampler, 'skip'):
+            self.sampler.skip(count)
+        else:  # of the original MMEngine
+            self.sampler.indices = islice(self.sampler._indices_of_rank(), count, None)
 
 
 @DATASETS.register_module()

@@ -8,7 +8,7 @@ import torch
 from mmengine.dist import all_reduce
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel, is_model_wrapper
+from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from mmsoft.checkpoints import EMA_KEY, CheckpointError
 from mmsoft.registry import HOOKS, METRICS, MODELS
 from mmsoft.versions import require
+
+from .resuming import unwrapped
 
 # Of a run, the most that an average of weights looks back: in a short run, the recipe's would be of its start.
 LONGEST_AVERAGE = 0.1
@@ -214,10 +216,6 @@ def _statistics(*modules: torch.nn.Module) -> Iterator[Tensor]:
     """Means and variances of BatchNorm."""
     for module in modules:
         yield from (buffer for buffer in module.buffers() if buffer.is_floating_point())
-
-
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    return model.module if is_model_wrapper(model) else model
 
 
 @HOOKS.register_module()

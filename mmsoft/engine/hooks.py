@@ -20,6 +20,8 @@ from mmsoft.files import places_below
 from mmsoft.registry import HOOKS
 from mmsoft.visualization import draw_sample, write_picture
 
+from .saving import collect_for
+
 
 class InvalidLossError(RuntimeError):
     """A loss that is not a finite number."""
@@ -104,11 +106,11 @@ class LastingCheckpointHook(CheckpointHook):
                 gone.append(self.keep_ckpt_ids.popleft())
             self.keep_ckpt_ids.append(step)
             runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))  # saved with the checkpoint
-        self.max_keep_ckpts = -1
+        self.max_keep_ckpts, runner.collected = -1, collect_for(runner)
         try:
             super()._save_checkpoint_with_step(runner, step, meta)
         finally:
-            self.max_keep_ckpts = keep
+            self.max_keep_ckpts, runner.collected = keep, {}
         for old in gone if is_main_process() else ():
             Path(self.out_dir, self.filename_tmpl.format(old)).unlink(missing_ok=True)
 

@@ -56,20 +56,21 @@ def start_processes(launcher: str, dist_cfg: Mapping[str, Any] | None = None) ->
     torch.distributed.init_process_group('gloo', timeout=timeout)
 
 
-def part_processes() -> None:
-    """At the end of a tool: wait for the others and leave in order."""
+def part_processes(code: int = 0) -> None:
+    """At the end of a tool: wait for the others and leave in order; with a code, leave at once."""
     if not torch.distributed.is_initialized():
         return
     gloo = torch.distributed.get_backend() == 'gloo'
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    if gloo:
+    if code == 0:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    if gloo or code:
         # threads of gloo outlive the process group, and now and then abort a process that ends in the usual way
         atexit._run_exitfuncs()
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(code)
 
 
 def _first_host(nodes: str) -> str:

@@ -13,26 +13,57 @@ from mmengine import runner
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
+from mmengine.hooks import CheckpointHook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
+from mmengine.runner import BaseLoop
 from mmengine.runner.amp import autocast
 from mmengine.visualization import Visualizer
 from torch import nn
+from torch.utils.data import DataLoader
 
 import mmsoft
 from mmsoft.checkpoints import EMA_KEY, CheckpointError, load_weights, names_for, read_checkpoint, read_state_dict
 from mmsoft.checkpoints.meta import known_meta
 from mmsoft.registry import OPTIM_WRAPPERS
 
+from .conditions import as_configured, check_optimizer, check_same, listed, settings_of
 from .files import read_without_code
 from .logs import LogKeeper
+from .loops import LOOPS, EpochLoop
+from .preemption import protect
+from .resuming import own_files_only, take_gradients, take_own_buffers
 
 PARTIAL = '.part'  # a checkpoint while it is being written
 
 
 class Runner(runner.Runner):
-    """``cfg.trust_checkpoint`` permits pickles that run code; everything else is MMEngine's."""
+    """``cfg.trust_checkpoint`` permits pickles that run code; everything else is MMEngine's.
+
+    ``saved_iter`` is the iteration of the last checkpoint that can be resumed, ``collected`` what all processes give to
+    the next one, ``config_values`` what its config is known by.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.saved_iter, self.collected, self.config_values = 0, {}, {}
+        super().__init__(*args, **options)
+
+    def build_train_loop(self, loop: BaseLoop | dict) -> BaseLoop:
+        """Our loops for MMEngine's own two."""
+        if isinstance(loop, dict) and ('type' in loop) != ('by_epoch' in loop):
+            kind = loop.get('type') or ('EpochBasedTrainLoop' if loop['by_epoch'] else 'IterBasedTrainLoop')
+            ours = LOOPS.get(getattr(kind, '__name__', kind))
+            if ours:
+                loop = dict({key: value for key, value in loop.items() if key != 'by_epoch'}, type=ours)
+        return super().build_train_loop(loop)
+
+    @staticmethod
+    def build_dataloader(*args: Any, **options: Any) -> DataLoader:
+        """Its workers leave signals to this process."""
+        loader = runner.Runner.build_dataloader(*args, **options)
+        protect(loader)
+        return loader
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         """With logs that fail in a sentence."""
@@ -85,6 +116,9 @@ class Runner(runner.Runner):
             checkpoint = dict(state_dict=read_state_dict(checkpoint))
         if self._resume:
             _check_resumable(checkpoint)
+            if self.optim_wrapper is not None:
+                self._compare(filename, checkpoint)
+            take_own_buffers(checkpoint, self.rank, self.world_size)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
         model = self.model.module if is_model_wrapper(self.model) else self.model
         weights = read_state_dict(choose_weights(checkpoint, resuming=self._resume))
@@ -106,13 +140,71 @@ class Runner(runner.Runner):
         """Go on with the run that wrote this checkpoint."""
         self._resume = True
         super().resume(filename, *args, **kwargs)
+        checkpoint, changed, groups = vars(self).pop('_resumed')
+        take_gradients(checkpoint, self.model)
+        places = [hook.out_dir for hook in self.hooks if isinstance(hook, CheckpointHook) and hook.out_dir]
+        folders = [self.work_dir, *places, *(Path(place, Path(self.work_dir).name) for place in places)]
+        own_files_only(self.message_hub.runtime_info, filename, folders)
+        loop = self.train_loop
+        if isinstance(loop, EpochLoop):
+            done = self._batches_done(checkpoint['meta'])
+            if 'epoch_length' in changed:
+                loop._iter = self.epoch * len(loop.dataloader) + done
+            loop.first = self.iter - done
+        if changed:
+            as_configured(self, groups)
+        self.saved_iter = self.iter
+
+    def _compare(self, filename: str, checkpoint: dict) -> None:
+        """Raise unless the run that wrote this checkpoint was like this one, or may be another."""
+        groups, saved = settings_of(self.optim_wrapper), checkpoint['meta'].get('mmsoft')
+        try:
+            changed = {}
+            if saved is not None:
+                by_epoch, anyway = isinstance(self.train_loop, EpochLoop), self.cfg.get('resume_anyway', False)
+                changed = check_same(saved, self._conditions(), anyway, by_epoch)
+            check_optimizer(checkpoint['optimizer'], self.optim_wrapper)
+        except CheckpointError as error:
+            raise CheckpointError(f'checkpoint {str(filename)!r} cannot be resumed: {error}') from None
+        if saved is None:
+            self.logger.info('the checkpoint does not say how its run was set up: it is resumed without a comparison')
+        elif changed:
+            self.logger.warning(f'this run goes on with other values: {listed(changed, "there", "here")}')
+        self._resumed = checkpoint, changed, groups
+
+    def _conditions(self) -> dict[str, Any]:
+        """What a checkpoint says of this run."""
+        loader = self.train_dataloader
+        return dict(
+            processes=self.world_size,
+            epoch_length=len(loader),
+            samples=len(loader.dataset),
+            config=self.config_values,
+        )
+
+    def _batches_done(self, meta: dict) -> int:
+        """Of the epoch that the checkpoint lies in."""
+        length, saved = len(self.train_dataloader), meta.get('mmsoft')
+        if saved is not None:
+            return saved['done'] * length // saved['epoch_length']
+        done = self.iter - self.epoch * length
+        if 0 <= done <= length:
+            return done
+        self.logger.warning(f'its epochs had another length than {length}: epoch {self.epoch + 1} is begun anew')
+        return 0
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         """Write beside the target and rename: a checkpoint under its own name is always whole."""
+        meta = kwargs['meta'] = dict(kwargs.get('meta') or {}, versions=_versions())
+        if 'iter' in meta:  # saved by a hook of training
+            loop = self.train_loop
+            done = loop.done(meta['epoch'], meta['iter']) if isinstance(loop, EpochLoop) else 0
+            meta['mmsoft'] = dict(done=done, **self._conditions())
+            if kwargs.get('save_optimizer', True):
+                self.saved_iter = meta['iter']
         if '://' in str(out_dir):  # a remote store makes objects whole by itself
             super().save_checkpoint(out_dir, filename, *args, **kwargs)
             return
-        kwargs['meta'] = dict(kwargs.get('meta') or {}, versions=_versions())
         target = Path(out_dir, filename)
         partial = target.with_name(target.name + PARTIAL)
         try:
@@ -166,19 +258,19 @@ def _check_resumable(checkpoint: dict) -> None:
 def latest_checkpoint(work_dir: str | Path) -> Path | None:
     """The last checkpoint of a work directory; being there under its own name, it is whole.
 
-    The newest ``epoch_*.pth`` or ``iter_*.pth``; where there are none, as with a name or a folder of one's own
-    choice, the one that MMEngine took down.
+    The newest of ``epoch_*.pth``, ``iter_*.pth`` and the one that MMEngine took down, which may have a name or a folder
+    of one's own choice.
     """
-    usual = [path for path in Path(work_dir).glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+\.pth', path.name)]
-    if usual:
-        return max(usual, key=lambda path: (path.stat().st_mtime_ns, int(path.stem.split('_')[1])))
+    found = [path for path in Path(work_dir).glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+\.pth', path.name)]
     note = Path(work_dir, 'last_checkpoint')
     if note.is_file() and note.read_text().strip():
         path = Path(note.read_text().strip())
-        if not path.is_file():
+        if path.is_file():
+            found.append(path)
+        elif not found:
             raise CheckpointError(f'{str(note)!r} names {str(path)!r}, which is gone: give a checkpoint to --resume')
-        return path
-    return None
+    numbers = {path: [int(number) for number in re.findall(r'\d+', path.stem)[-1:]] for path in found}
+    return max(found, key=lambda path: (path.stat().st_mtime_ns, numbers[path]), default=None)
 
 
 @OPTIM_WRAPPERS.register_module()

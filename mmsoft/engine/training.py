@@ -26,7 +26,8 @@ from mmsoft.versions import REQUIREMENTS, require
 from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
 
 from . import demo as demo_world
-from .classification import AverageWeights, unwrapped
+from .classification import AverageWeights
+from .conditions import conditions
 from .config import (
     LOADERS,
     check_data,
@@ -45,7 +46,9 @@ from .config import (
 from .launch import start_processes
 from .lock import lock_work_dir
 from .results import write_whole
+from .resuming import unwrapped
 from .runner import PARTIAL, Runner, latest_checkpoint
+from .watching import check_equal, in_company
 
 TOP1 = 'accuracy/top1'
 FAULTS = 'faults.jsonl'  # in the work directory: files that could not be read
@@ -66,47 +69,64 @@ def train(
     fine_tune: str | None = None,
     linear_probe: str | None = None,
     img_size: int | None = None,
+    save_every: str | None = None,
+    resume_anyway: bool = False,
 ) -> Runner:
     """Train as the config says; the Runner that did it. ``resume`` is a checkpoint, or 'auto' for the last one here.
 
+    ``save_every`` is a time or a number of iterations between checkpoints, as '15min' or '500it'; ``resume_anyway``
+    permits a run to go on with another batch, lr or config.
     ``fine_tune`` and ``linear_probe`` are checkpoints from which a classifier starts, with a head for the classes of
     the data; with the latter only the head learns. ``img_size`` is another size of its pictures.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
-    lock = _start_alone(work_dir)
-    randomness = dict(cfg.get('randomness') or {})
-    cfg.randomness = dict(randomness, seed=randomness.get('seed') or 0 if seed is None else seed)
-    if img_size is not None:
-        set_img_size(cfg, img_size)
-    if fine_tune or linear_probe:
-        _start_classifier(cfg, fine_tune, linear_probe, pretrained)
-    _resume_from(cfg, resume)
-    _keep_faults(cfg, FAULTS, fresh=not cfg.get('resume'))
-    if not pretrained or cfg.get('resume') or cfg.get('load_from'):
-        without_pretrained(cfg)  # the weights come from elsewhere, or are not wanted
-    check_pretrained(cfg)
-    if trust_checkpoint:
-        trust_pretrained(cfg)
-    if amp:
-        _use_amp(cfg)
-    if auto_scale_lr:
-        if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
-            raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size, the batch of its lr')
-        cfg.auto_scale_lr.enable = True
-    _report_data(cfg, 'train', 'val')
-    _seed_samples(cfg)
-    _add_hooks(
-        cfg, *(dict(type=f'mmsoft.{hook}') for hook in ('SeedEachIteration', 'AverageLosses', 'StopAtInvalidLoss'))
-    )
-    saving = cfg.setdefault('default_hooks', ConfigDict()).setdefault('checkpoint', ConfigDict(type='CheckpointHook'))
-    if saving.type == 'CheckpointHook':
-        saving.type = 'mmsoft.LastingCheckpointHook'
-    runner = Runner.from_cfg(cfg)
-    _check_room(runner)
-    runner.train()
+    cfg.resume_anyway = resume_anyway
+    with in_company():
+        lock = _start_alone(work_dir)
+        options = (amp, auto_scale_lr, pretrained, demo, seed, fine_tune, linear_probe, img_size, save_every)
+        check_equal(dict(conditions(cfg), options=options, resume=_source(cfg, resume)))
+        randomness = dict(cfg.get('randomness') or {})
+        cfg.randomness = dict(randomness, seed=randomness.get('seed') or 0 if seed is None else seed)
+        if img_size is not None:
+            set_img_size(cfg, img_size)
+        if fine_tune or linear_probe:
+            _start_classifier(cfg, fine_tune, linear_probe, pretrained)
+        _resume_from(cfg, resume)
+        _keep_faults(cfg, FAULTS, fresh=not cfg.get('resume'))
+        if not pretrained or cfg.get('resume') or cfg.get('load_from'):
+            without_pretrained(cfg)  # the weights come from elsewhere, or are not wanted
+        check_pretrained(cfg)
+        if trust_checkpoint:
+            trust_pretrained(cfg)
+        if amp:
+            _use_amp(cfg)
+        if auto_scale_lr:
+            _scale_lr(cfg)
+        _report_data(cfg, 'train', 'val')
+        _seed_samples(cfg)
+        _add_training_hooks(cfg, save_every)
+        runner = Runner.from_cfg(cfg)
+        runner.config_values = conditions(cfg)
+        _check_room(runner)
+        runner.train()
     if lock is not None:
         lock.release()
     return runner
+
+
+def _scale_lr(cfg: Config) -> None:
+    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+        raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size, the batch of its lr')
+    cfg.auto_scale_lr.enable = True
+
+
+def _add_training_hooks(cfg: Config, save_every: str | None) -> None:
+    names = ('SeedEachIteration', 'AverageLosses', 'StopAtInvalidLoss', 'MakeUpValidation', 'TellPlace')
+    hooks = [dict(type=f'mmsoft.{name}') for name in names]
+    _add_hooks(cfg, *hooks, dict(type='mmsoft.SaveAnywhere', every=save_every))
+    saving = cfg.setdefault('default_hooks', ConfigDict()).setdefault('checkpoint', ConfigDict(type='CheckpointHook'))
+    if str(saving.type).split('.')[-1] == 'CheckpointHook':
+        saving.type = 'mmsoft.LastingCheckpointHook'
 
 
 def _start_classifier(cfg: Config, fine_tune: str | None, linear_probe: str | None, pretrained: bool) -> None:
@@ -232,21 +252,26 @@ def _seed_samples(cfg: Config) -> None:
     loader.dataset = dict(type='mmsoft.SeededDataset', dataset=loader.dataset)
 
 
-def _resume_from(cfg: Config, resume: str | None) -> None:
+def _source(cfg: Config, resume: str | None) -> str | None:
+    """The checkpoint to go on from; nothing if none is asked for, or there."""
     if resume is None and cfg.get('resume') and not cfg.get('load_from'):
         resume = 'auto'
-    if resume is None:
-        return
-    if resume == 'auto':
-        found = latest_checkpoint(cfg.work_dir)
-        if found is None:
+    if resume != 'auto':
+        return resume
+    found = latest_checkpoint(cfg.work_dir)
+    return found and str(found)
+
+
+def _resume_from(cfg: Config, resume: str | None) -> None:
+    source = _source(cfg, resume)
+    if source is None:
+        if resume == 'auto' or (cfg.get('resume') and not cfg.get('load_from')):
             cfg.resume = False
             print_log(f'nothing to resume in {cfg.work_dir!r}: training starts from the beginning', logger='current')
-            return
-        resume = str(found)
-    elif is_main_process():
-        read_checkpoint(resume, cfg.trust_checkpoint)  # says at once what is wrong with it
-    cfg.resume, cfg.load_from = True, resume
+        return
+    if resume == source and is_main_process():
+        read_checkpoint(source, cfg.trust_checkpoint)  # says at once what is wrong with it
+    cfg.resume, cfg.load_from = True, source
 
 
 def _use_amp(cfg: Config) -> None:
