@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
@@ -21,7 +22,7 @@ import mmsoft
 from mmsoft.datasets.class_folders import ClassSample
 from mmsoft.engine.config import check_pretrained, load_config, without_pretrained
 
-CONFIGS = sorted((Path(__file__).parent.parent / 'configs').glob('*.py'))
+CONFIGS = sorted((ROOT / 'configs').glob('*.py'))
 METHODS = ('retinanet', 'mask_rcnn', 'upernet', 'classifier')
 # Parameters of the whole model, in millions: Tables 3 to 5 of SOFT's paper, and what InLine's code has.
 PAPER = {

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from test_package import ALONE, fake, fake_distribution, python
+from fresh_python import ALONE, fake, fake_distribution, python
 
 from mmsoft import env
 from mmsoft.versions import REQUIREMENTS

@@ -8,10 +8,10 @@ from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parent.parent
 PIP = ('-m', 'pip', '-q', '--disable-pip-version-check')
 
 

@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from backbones import CASES
-from conftest import MINI, first_on_path
+from helpers import MINI, ROOT, first_on_path
 from mmdet.registry import MODELS as DETECTORS
 from mmdet.structures import DetDataSample
 from mmengine.config import ConfigDict
@@ -38,7 +37,7 @@ def test_builds_in_a_fresh_process_without_custom_imports(library, mmcv_without_
 @pytest.mark.parametrize('name', ['retinanet_soft_pp_tiny_1x_coco', 'upernet_soft_pp_tiny_160k_ade20k'])
 def test_shipped_configs_bring_the_operators(name, mmcv_without_compiler):
     """A program of mmdet's or mmseg's own that only reads the config, with nothing compiled and nothing installed."""
-    path = Path(__file__).parent.parent / 'configs' / f'{name}.py'
+    path = ROOT / 'configs' / f'{name}.py'
     code = (
         'import mmdet.utils, mmseg.registry; from mmengine.config import Config; from mmengine.registry import *; '
         f'cfg = Config.fromfile({str(path)!r}); init_default_scope(cfg.default_scope); '

@@ -1,21 +1,20 @@
 """The package itself: light imports, layers that look downward only, the version gate, an installed wheel."""
 
 import ast
-import os
 import re
 import shutil
 import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 
 import pytest
+from fresh_python import ALONE, fake, fake_distribution, python
+from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mmsoft import versions
 
-ROOT = Path(__file__).parent.parent
 # A module imports from its own room and from rooms to the left of it.
 ROOMS = [
     'mmcv_ops',
@@ -38,11 +37,6 @@ UNIX_ONLY = {'crypt', 'curses', 'fcntl', 'grp', 'nis', 'ossaudiodev', 'posix', '
 UNIX_ONLY |= {'spwd', 'syslog', 'termios', 'tty'}
 # MMEngine's entry stands outside the order.
 OUTSIDE = {'mmsoft/registry.py', 'mmsoft/models/register.py', 'mmsoft/__init__.py'}
-
-
-def python(code, *, cwd=None, path=None):
-    environment = dict(os.environ, **({'PYTHONPATH': str(path)} if path else {}))
-    return subprocess.run([sys.executable, '-c', code], cwd=cwd, env=environment, capture_output=True, text=True)
 
 
 def top_level_imports(tree):
@@ -104,40 +98,13 @@ def test_importing_is_light():
     assert run.stdout == '[]\n', run.stderr
 
 
-def fake(tmp_path, name, text):
-    (tmp_path / name).mkdir(parents=True, exist_ok=True)
-    (tmp_path / name / '__init__.py').write_text(text)
-
-
 def fake_torch(tmp_path):
     """What mmcv and mmdet need, without the seconds of importing the real ones."""
     for name, version in (('torch', '2.12.1'), ('torchvision', '0.27.1'), ('mmengine', '0.10.7')):
         fake(tmp_path, name, f'__version__ = {version!r}')
 
 
-def fake_distribution(folder, name, version):
-    (folder / f'{name.replace("-", "_")}-{version}.dist-info').mkdir(parents=True)
-    (folder / f'{name.replace("-", "_")}-{version}.dist-info' / 'METADATA').write_text(
-        f'Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n'
-    )
-
-
 # An empty folder counts only where no real package is behind it: mmcv is what PYTHONPATH has of it, or nothing.
-ALONE = """
-import sys
-from importlib.machinery import PathFinder
-class Alone:
-    def find_spec(name, path=None, target=None):
-        if name not in ('mmcv',):
-            return None
-        found = PathFinder.find_spec(name, [sys.path[1]])
-        if found is None:
-            raise ModuleNotFoundError(f'No module named {name!r}', name=name)
-        return found
-sys.meta_path.insert(0, Alone)
-"""
-
-
 def refusal(name, path, before=''):
     """What the gate says about a library, with ``path`` in front of everything installed."""
     run = python(f'{before}\nfrom mmsoft.versions import require; require({name!r})', path=path)

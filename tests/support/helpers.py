@@ -1,0 +1,42 @@
+"""What tests of every room share: a small architecture, golden weights, the error that is compared."""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+TOOLS = ROOT / 'tools'
+DATA = ROOT / 'tests' / 'data'
+# torch.compile's backend on CPUs calls a C++ compiler, which nothing else needs; graphs are compared all the same.
+HEADERS = Path(sysconfig.get_paths()['include']) / 'Python.h'
+INDUCTOR = 'inductor' if shutil.which(os.environ.get('CXX', 'g++')) and HEADERS.is_file() else 'aot_eager'
+MINI = dict(dims=(16, 32, 48, 64), heads=(1, 2, 3, 4), depths=(1, 1, 2, 1))
+
+
+class Golden:
+    """Weights, inputs and outputs of the authors' code for a small random instance."""
+
+    def __init__(self, attn: str) -> None:
+        self.attn = attn
+        with np.load(DATA / f'{attn}.npz') as data:
+            arrays = {name: torch.from_numpy(data[name]).float() for name in data.files}
+        self.weights = {name[3:]: value for name, value in arrays.items() if name.startswith('sd/')}
+        self.inputs = {name[2:]: value for name, value in arrays.items() if name.startswith('x/')}
+        self.outputs = {name: value for name, value in arrays.items() if not name.startswith(('sd/', 'x/'))}
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest absolute difference over the largest absolute value expected."""
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    size = expected.double().abs().max().item()
+    assert size > 0, 'nothing to compare with'
+    return (found.double() - expected.double()).abs().max().item() / size
+
+
+def first_on_path(folder: Path) -> dict[str, str]:
+    """The environment of a process that looks for modules in ``folder``, then in this checkout."""
+    return dict(os.environ, PYTHONPATH=f'{folder}{os.pathsep}{ROOT}')

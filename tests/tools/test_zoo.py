@@ -1,0 +1,73 @@
+"""The check of mmdet's and mmseg's zoos: what runs is told apart from what fails, dies, hangs or finds other values."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import TOOLS
+
+
+@pytest.fixture
+def zoo(monkeypatch):
+    monkeypatch.syspath_prepend(TOOLS)
+    from zoo import configs, method, report, runs
+
+    return dict(configs=configs, method=method, report=report, runs=runs)
+
+
+def test_a_method_of_each_zoo_runs_and_an_invented_one_fails(tmp_path):
+    table = tmp_path / 'zoo.md'
+    names = ('centernet', 'fastscnn', 'invented/method')
+    run = subprocess.run(
+        [sys.executable, TOOLS / 'check_zoo.py', '--out', table, '--only', *names], capture_output=True, text=True
+    )
+    assert run.returncode == 1, run.stderr
+    assert 'mmdet: 1 of 2 do all three (1 build, 1 train, 1 predict). mmseg: 1 of 1 do all three' in run.stdout
+    rows = json.loads(table.with_suffix('.json').read_text())['rows']
+    centernet, invented, fastscnn = (rows[f'mmdet/{names[0]}'], rows[f'mmdet/{names[2]}'], rows[f'mmseg/{names[1]}'])
+    assert centernet['operators'] == {'modulated_deform_conv_backward': 3, 'modulated_deform_conv_forward': 6}
+    assert centernet['loss'] > 0
+    assert centernet['found'] > 0
+    assert fastscnn['gradient'] > 0
+    assert invented['errors'] == {
+        'builds': "FileNotFoundError: [Errno 2] No such file or directory: 'mmdet/.mim/configs/invented/method.py'"
+    }
+    assert '| fastscnn | fast_scnn_8xb4-160k_cityscapes-512x1024 | yes | yes | yes |' in table.read_text()
+
+
+@pytest.mark.parametrize(
+    ('fate', 'reason'), [(lambda *_: os._exit(3), 'ended with 3'), (lambda *_: time.sleep(60), 'no end after 0.5 s')]
+)
+def test_a_method_that_dies_or_hangs_loses_only_itself(zoo, monkeypatch, fate, reason):
+    monkeypatch.setattr(zoo['method'], 'check', fate)
+    row = zoo['runs'].run_apart(zoo['configs'].Method('mmdet', 'x', 'x.py'), 0.5, 1)
+    assert reason in row['errors']['builds']
+    assert not zoo['report'].works(row)
+
+
+def test_a_small_config_stands_for_a_folder_unless_it_holds_bases(zoo):
+    names = ('common', 'faster_rcnn', 'psanet', 'retinanet', 'yolo')
+    found = {entry.name: entry.config for lib in ('mmdet', 'mmseg') for entry in zoo['configs'].methods(lib, names)}
+    assert found == {
+        'common': '',
+        'faster_rcnn': 'faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
+        'retinanet': 'retinanet/retinanet_r18_fpn_1x_coco.py',
+        'yolo': 'yolo/yolov3_d53_8xb8-320-273e_coco.py',
+        'psanet': 'psanet/psanet_r50-d8_4xb2-40k_cityscapes-512x1024.py',
+    }
+
+
+def test_rows_of_two_stacks_are_compared(zoo):
+    here = dict(builds=True, trains=True, predicts=True, loss=2.0, gradient=1.0)
+    differences = zoo['report'].differences
+    assert differences(here, here | dict(loss=2.0001)) == []
+    assert differences(here, here | dict(trains=False, loss=None)) == ['trains yes, there no']
+    assert differences(here, here | dict(gradient=1.1)) == ['gradient 1, there 1.1']
+    assert differences(here, None) == ['was not run there']
+    fails = here | dict(trains=False)
+    assert zoo['report'].any_fails(['x'], dict(rows=dict(x=fails)), None)
+    assert zoo['report'].any_fails(['x'], dict(rows=dict(x=fails)), dict(rows=dict(x=here)))
+    assert not zoo['report'].any_fails(['x'], dict(rows=dict(x=fails)), dict(rows=dict(x=fails)))
