@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from mmsoft.ops import gelu_tanh
-from mmsoft.ops.checks import is_compiling
+from mmsoft.ops.dispatch import is_graph as is_compiling
 
 from .hooks import has_hooks
 from .linear import Linear

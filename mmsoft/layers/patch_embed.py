@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops.checks import is_compiling
+from mmsoft.ops.dispatch import is_graph as is_compiling
 
 from .hooks import has_hooks
 

@@ -3,7 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops.checks import is_compiling, pair
+from mmsoft.ops.checks import pair
+from mmsoft.ops.dispatch import is_graph as is_compiling
 
 
 class WindowConv(nn.Conv2d):

@@ -5,6 +5,7 @@ from mmsoft.versions import require
 require('torch')
 
 from .attention import softmax_free_attention, softmax_free_attention_reference
+from .dispatch import explain, force_from_environment, kernels
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
 from .inline import (
@@ -31,6 +32,7 @@ __all__ = [
     'bounded_grid',
     'dynamic_depthwise',
     'dynamic_depthwise_reference',
+    'explain',
     'from_windows',
     'gaussian_gram',
     'gaussian_kernel',
@@ -41,6 +43,7 @@ __all__ = [
     'guarded_scale_reference',
     'inline_attention',
     'inline_attention_reference',
+    'kernels',
     'lacking',
     'landmark_grid',
     'linear',
@@ -65,3 +68,5 @@ __all__ = [
     'to_tokens',
     'to_windows',
 ]
+
+force_from_environment()  # once all operators, and so all kinds of kernels, are known

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from .checks import check, compute_dtype, no_autocast
+from .checks import check, compute_dtype
+from .dispatch import no_autocast, operator
 from .gaussian import gaussian_gram, gaussian_kernel_reference
 from .kernel_products import kernel_product, kernel_slices, kernel_transposed_product
 from .newton import guarded_scale, guarded_scale_reference, matrix_scale, newton_inverse, newton_oracle
@@ -35,6 +36,10 @@ def softmax_free_attention_reference(
     return p @ inverse @ pk.transpose(-1, -2) @ v
 
 
+@operator(
+    softmax_free_attention_reference,
+    example=lambda random: (random(2, 3, 20, 8), random(2, 3, 5, 8), random(2, 3, 20, 8)),
+)
 def softmax_free_attention(
     q: Tensor,
     landmarks: Tensor,

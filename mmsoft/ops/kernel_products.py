@@ -6,7 +6,8 @@ Backward keeps the queries and computes K again, so training memory does not gro
 import torch
 from torch import Tensor
 
-from .checks import is_compiling, no_autocast, saturating_cast
+from .checks import saturating_cast
+from .dispatch import eager_cpu, eager_gpu, no_autocast, operator
 from .gaussian import LEAST_EXPONENT, gaussian_kernel_reference
 from .linear import linear_by_head
 
@@ -30,14 +31,14 @@ def kernel_transposed_product_reference(q: Tensor, landmarks: Tensor, v: Tensor)
 
 def kernel_slices(q: Tensor, landmarks: Tensor) -> list[Tensor] | None:
     """K between q (B, N, h, d) and landmarks (B, h, m, d) for the two products to share, or None if it is large."""
-    slices = _slices(q, landmarks)
-    cpu = q.device.type == 'cpu' and not is_compiling()
-    if (_entries(q, landmarks) > CPU_KEPT) if cpu else len(slices) > 1:
+    slices, kept = slicing(q, landmarks)
+    if not kept:
         return None
     with torch.no_grad(), no_autocast(q):
         return [_kernel(q[at].to(landmarks.dtype), landmarks[at[0]]) for at in slices]
 
 
+@operator(kernel_product_reference)
 def kernel_product(
     q: Tensor, landmarks: Tensor, c: Tensor, like: Tensor, kernels: list[Tensor] | None = None
 ) -> Tensor:
@@ -49,6 +50,7 @@ def kernel_product(
         return _KernelProduct.apply(q, landmarks, c, like.detach(), *(kernels or ()))
 
 
+@operator(kernel_transposed_product_reference)
 def kernel_transposed_product(q: Tensor, landmarks: Tensor, v: Tensor, kernels: list[Tensor] | None = None) -> Tensor:
     """``K' v``: q (B, N, h, d), landmarks (B, h, m, d), v (B, N, h, e) -> (B, h, m, e) in the landmarks' dtype."""
     with no_autocast(q):
@@ -61,7 +63,7 @@ class _KernelProduct(torch.autograd.Function):
         ctx.save_for_backward(q, landmarks, c)
         ctx.kernels = len(kernels)
         y = torch.empty(q.shape[:3] + c.shape[3:], dtype=like.dtype, device=q.device)
-        for i, at in enumerate(_slices(q, landmarks)):
+        for i, at in enumerate(slicing(q, landmarks)[0]):
             kernel = kernels[i] if kernels else _kernel(q[at].to(c.dtype), landmarks[at[0]])
             y[at] = saturating_cast(linear_by_head(kernel, c[at[0]].transpose(-1, -2)), like.dtype)
         return y
@@ -71,7 +73,7 @@ class _KernelProduct(torch.autograd.Function):
         q, landmarks, c = ctx.saved_tensors
         grad_q, grad_landmarks, grad_c = torch.empty_like(q), torch.zeros_like(landmarks), torch.zeros_like(c)
         with no_autocast(grad):
-            for at in _slices(q, landmarks):
+            for at in slicing(q, landmarks)[0]:
                 image = at[0]
                 q_part, grad_part = q[at].to(c.dtype), grad[at].to(c.dtype)
                 kernel = _kernel(q_part, landmarks[image])
@@ -88,7 +90,7 @@ class _KernelTransposedProduct(torch.autograd.Function):
         ctx.save_for_backward(q, landmarks, v)
         ctx.kernels = len(kernels)
         y = landmarks.new_zeros(landmarks.shape[:3] + v.shape[3:])
-        for i, at in enumerate(_slices(q, landmarks)):
+        for i, at in enumerate(slicing(q, landmarks)[0]):
             kernel = kernels[i] if kernels else _kernel(q[at].to(y.dtype), landmarks[at[0]])
             y[at[0]] += _contract(kernel, v[at].to(y.dtype))
         return y
@@ -98,7 +100,7 @@ class _KernelTransposedProduct(torch.autograd.Function):
         q, landmarks, v = ctx.saved_tensors
         grad_q, grad_landmarks, grad_v = torch.empty_like(q), torch.zeros_like(landmarks), torch.empty_like(v)
         with no_autocast(grad):
-            for at in _slices(q, landmarks):
+            for at in slicing(q, landmarks)[0]:
                 image = at[0]
                 q_part = q[at].to(grad.dtype)
                 kernel = _kernel(q_part, landmarks[image])
@@ -109,20 +111,33 @@ class _KernelTransposedProduct(torch.autograd.Function):
         return (grad_q, grad_landmarks, grad_v) + (None,) * ctx.kernels
 
 
-def _entries(q: Tensor, landmarks: Tensor) -> int:
-    return q.shape[0] * q.shape[1] * q.shape[2] * landmarks.shape[2]
+Slice = tuple[slice, slice]
 
 
-def _slices(q: Tensor, landmarks: Tensor) -> list[tuple[slice, slice]]:
-    """Images and tokens to take at a time: on CPUs one image and what stays in cache, else all images."""
-    batch, count, heads = q.shape[:3]
-    images, entries = [slice(None)], SLICE // max(batch, 1)
-    if is_compiling():
-        return [(slice(None), slice(None))]
-    if q.device.type == 'cpu':
-        images, entries = [slice(i, i + 1) for i in range(batch)], CPU_SLICE
-    length = max(entries // (heads * landmarks.shape[2]), 1)
-    return [(image, slice(i, i + length)) for image in images for i in range(0, count, length)]
+@operator(example=lambda random: (random(2, 9, 3, 4), random(2, 3, 5, 4)))
+def slicing(q: Tensor, landmarks: Tensor) -> tuple[list[Slice], bool]:
+    """Images and tokens of K to take at a time, and whether K is kept between the two products of a forward pass."""
+    return [(slice(None), slice(None))], True
+
+
+@slicing.also('gpu', eager_gpu)
+def _slicing_gpu(q: Tensor, landmarks: Tensor) -> tuple[list[Slice], bool]:
+    slices = _cut(q, landmarks, [slice(None)], SLICE // max(q.shape[0], 1))
+    return slices, len(slices) == 1
+
+
+@slicing.also('cpu', eager_cpu)
+def _slicing_cpu(q: Tensor, landmarks: Tensor) -> tuple[list[Slice], bool]:
+    """An image at a time, and of it what stays in cache."""
+    images = [slice(i, i + 1) for i in range(q.shape[0])]
+    entries = q.shape[0] * q.shape[1] * q.shape[2] * landmarks.shape[2]
+    return _cut(q, landmarks, images, CPU_SLICE), entries <= CPU_KEPT
+
+
+def _cut(q: Tensor, landmarks: Tensor, images: list[slice], entries: int) -> list[Slice]:
+    """Slices of these images with at most so many entries of K for one of them."""
+    length = max(entries // (q.shape[2] * landmarks.shape[2]), 1)
+    return [(image, slice(i, i + length)) for image in images for i in range(0, q.shape[1], length)]
 
 
 def _kernel(q: Tensor, landmarks: Tensor) -> Tensor:
