@@ -15,7 +15,7 @@ from mmsoft.ops.checks import choose, flag, whole
 from mmsoft.ops.newton import BACKWARDS
 
 from .archs import MAX_KEYS, STRIDES, Arch, resolve_arch
-from .attentions import GAUSSIAN, Place, Spec, build_attention, one_a_stage
+from .attentions import ATTENTIONS, Place, Spec, build_attention, one_a_stage
 from .backbone import Backbone, drop_path_rates, image_sides, init_linear
 from .options import reject_idle, reject_unknown
 from .stage import Stage, to_channels_last
@@ -139,17 +139,19 @@ def _check_options(specs: Sequence[Mapping[str, Any]], landmarks: Mapping[str, A
     whole('landmark_seed', landmarks['seed'], 0)
     whole('newton_iters', newton['newton_iters'])
     choose('newton_backward', newton['newton_backward'], BACKWARDS)
-    names = [spec['type'] for spec in specs]
-    stages = f'attn by stage is {", ".join(names)}'
-    samplings = [spec.get('sampling', 'avg_pool') for spec in specs if spec['type'] == 'nystromformer']
-    if {*names} & {*GAUSSIAN}:
-        samplings.append(landmarks['sampling'])
-    else:
-        idle = dict(newton, landmark_sampling=landmarks['sampling'])
-        reject_idle(SOFT, idle, f'{stages}: only {" and ".join(GAUSSIAN)} have it')
-    if not samplings and landmarks['num_landmarks'] is not None:  # None is for the keys of stage 4 as well
+    rows = [ATTENTIONS[spec['type']] for spec in specs]
+    read = {option for row in rows for option in row.reads}
+    stages = f'attn by stage is {", ".join(spec["type"] for spec in specs)}'
+    for option, value in dict(newton, landmark_sampling=landmarks['sampling']).items():
+        if option not in read:
+            readers = ' and '.join(name for name, row in ATTENTIONS.items() if option in row.reads)
+            reject_idle(SOFT, {option: value}, f'{stages}: only {readers} have it')
+    if (
+        'num_landmarks' not in read and landmarks['num_landmarks'] is not None
+    ):  # None is for the keys of stage 4 as well
         reject_idle(SOFT, dict(num_landmarks=landmarks['num_landmarks']), f'{stages}: none has landmarks')
-    if 'random' not in samplings:
+    own = [row.options | spec for row, spec in zip(rows, specs, strict=True) if 'landmark_seed' in row.reads]
+    if all(options.get('sampling', landmarks['sampling']) != 'random' for options in own):
         reject_idle(SOFT, dict(landmark_seed=landmarks['seed']), "no landmarks are sampled at 'random'")
 
 
