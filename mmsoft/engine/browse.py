@@ -11,7 +11,8 @@ from mmsoft.datasets.reading import read_faults
 from mmsoft.files import place_below, shown
 from mmsoft.visualization import contact_sheet, draw_sample, write_picture
 
-from .config import check_data, guard_files, pipelines, read_safely
+from .config import check_data, guard_files, label_count, pipelines
+from .guarded import read_safely
 
 
 def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 20, demo: bool = False) -> Path:
@@ -26,12 +27,10 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
     for remark in check_data(cfg, mode, classes=False):
         print(shown(remark))
     init_default_scope(cfg.get('default_scope', 'mmengine'))
-    config = cfg[f'{mode}_dataloader'].dataset
-    for pipeline in pipelines(config):
+    record, loader = Path(out_dir, 'faults.jsonl'), cfg[f'{mode}_dataloader']
+    for pipeline in pipelines(loader.dataset):
         _annotations_first(pipeline)
-    record = Path(out_dir, 'faults.jsonl')
-    read_safely(cfg, record)
-    dataset = DATASETS.build(config)
+    dataset = DATASETS.build(read_safely(loader, record, mode == 'train', label_count(cfg)).dataset)
     set_random_seed(0)
     drawings, titles = [], []
     for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int).tolist():

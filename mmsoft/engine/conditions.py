@@ -8,8 +8,6 @@ from mmengine.optim import OptimWrapper
 
 from mmsoft.checkpoints import CheckpointError
 
-from .config import as_written
-
 PARTS = ('model', 'train_dataloader', 'optim_wrapper', 'param_scheduler', 'train_cfg', 'auto_scale_lr', 'custom_hooks')
 # Where data and weights lie, how fast they are read, and what only looks on.
 INNOCENT = {
@@ -37,7 +35,7 @@ def conditions(cfg: Config) -> dict[str, Any]:
     """Values of a config by their dotted names: numbers, words and lists of them."""
     hooks = [hook for hook in cfg.get('custom_hooks') or () if _kind(hook['type']) not in LOOK_ON]
     parts = {name: cfg[name] for name in PARTS if cfg.get(name) is not None}
-    parts.update(custom_hooks=hooks, train_dataloader=as_written(cfg.train_dataloader))
+    parts.update(custom_hooks=hooks)
     return dict(seed=(cfg.get('randomness') or {}).get('seed'), **dict(_values(parts)))
 
 

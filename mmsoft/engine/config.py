@@ -22,8 +22,6 @@ from .files import read_without_code
 
 LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last stage
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
-# What wraps a part of a config for a run: type -> where the part is.
-WRAPPERS = {'mmsoft.ReadSafely': 'loader', 'mmsoft.SeededSampler': 'sampler', 'mmsoft.SeededDataset': 'dataset'}
 # What reads pickles by itself, past our readers: type of a part of a config -> what it reads.
 _PICKLE_READERS = dict(OpenImagesChallengeDataset='its hierarchy file', DODDataset='its annotations')
 # What MMEngine's Runner reads besides what a config has.
@@ -52,9 +50,6 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
         raise ValueError('MMSOFT_DATA is set but empty; set it to the folder that holds the data sets, or unset it')
     read_without_code()
     cfg = Config.fromfile(path)
-    for name in LOADERS:
-        if cfg.get(name) is not None:
-            cfg[name] = as_written(cfg[name])
     old_root = cfg.get('data_root')
     _reject_unknown_options(cfg, options or {})
     cfg.merge_from_dict(dict(options or {}))
@@ -68,17 +63,6 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     return cfg
 
 
-def as_written(node: Any) -> Any:
-    """Without what `train` and `evaluate` wrap around parts of a config, which a run's own copy of it shows."""
-    if isinstance(node, Mapping):
-        kind = node.get('type')
-        if kind in WRAPPERS:
-            return as_written(node[WRAPPERS[kind]])
-        added = ('record',) if kind == 'mmsoft.ClassFolders' else ()
-        return ConfigDict({key: as_written(value) for key, value in node.items() if key not in added})
-    return [as_written(value) for value in node] if isinstance(node, list) else node
-
-
 def _leaves(cfg: Config) -> Iterator[ConfigDict]:
     """The data sets of all loaders."""
     for name in LOADERS:
@@ -86,19 +70,10 @@ def _leaves(cfg: Config) -> Iterator[ConfigDict]:
             yield from leaf_datasets(cfg[name].dataset)
 
 
-def read_safely(cfg: Config, record: str | Path) -> None:
-    """Wrap the loading steps of all pipelines in ``mmsoft.ReadSafely``, which keeps the record; class folders do so."""
-    for leaf in _leaves(cfg):
-        if str(leaf.type).split('.')[-1] == 'ClassFolders':
-            leaf.record = str(record)
-    head = cfg.model.get('decode_head')  # of a segmentor, whose labels are checked against it
-    num_classes = (head[-1] if isinstance(head, list) else head).num_classes if head else None
-    for name in LOADERS:
-        options = dict(record=str(record), training=name == 'train_dataloader', num_classes=num_classes)
-        for pipeline in pipelines(cfg[name].dataset) if cfg.get(name) else ():
-            for index, step in enumerate(pipeline):
-                if str(step.type).split('.')[-1] in ('LoadImageFromFile', 'LoadAnnotations'):
-                    pipeline[index] = ConfigDict(type='mmsoft.ReadSafely', loader=step, **options)
+def label_count(cfg: Config) -> int | None:
+    """Classes of a segmentor, against which labels are checked."""
+    head = cfg.model.get('decode_head')
+    return (head[-1] if isinstance(head, list) else head).num_classes if head else None
 
 
 def _reject_unknown_options(cfg: Config, options: Mapping[str, Any]) -> None:
