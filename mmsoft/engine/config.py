@@ -19,9 +19,10 @@ from mmsoft.models.backbone import is_pretrained
 from mmsoft.registry import MODELS
 
 from .files import read_without_code
+from .parts import LOADERS, kind_of, walk_dicts
+from .tasks import CLASSIFICATION, task_of
 
 LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last stage
-LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 # What reads pickles by itself, past our readers: type of a part of a config -> what it reads.
 _PICKLE_READERS = dict(OpenImagesChallengeDataset='its hierarchy file', DODDataset='its annotations')
 # What MMEngine's Runner reads besides what a config has.
@@ -70,12 +71,6 @@ def _leaves(cfg: Config) -> Iterator[ConfigDict]:
             yield from leaf_datasets(cfg[name].dataset)
 
 
-def label_count(cfg: Config) -> int | None:
-    """Classes of a segmentor, against which labels are checked."""
-    head = cfg.model.get('decode_head')
-    return (head[-1] if isinstance(head, list) else head).num_classes if head else None
-
-
 def _reject_unknown_options(cfg: Config, options: Mapping[str, Any]) -> None:
     """A misspelt first name would set what nothing reads."""
     known = {*cfg, *RUNNER_KEYS}
@@ -96,29 +91,6 @@ def _move(node: Any, old: str, new: str) -> int:
             node[key] = new + value[len(old) :]
             count += 1
     return count
-
-
-def pipelines(dataset: Mapping[str, Any]) -> Iterator[list]:
-    """Every pipeline in the config of a data set that may repeat, join or wrap others."""
-    for key, value in dataset.items():
-        if key == 'pipeline':
-            yield value
-        elif isinstance(value, Mapping):
-            yield from pipelines(value)
-        elif isinstance(value, list):
-            for entry in value:
-                if isinstance(entry, Mapping):
-                    yield from pipelines(entry)
-
-
-def walk_dicts(node: Any) -> Iterator[ConfigDict]:
-    """Every dict of a config, outer ones first."""
-    if isinstance(node, Mapping):
-        yield node
-        node = list(node.values())
-    if isinstance(node, (list, tuple)):
-        for value in node:
-            yield from walk_dicts(value)
 
 
 def without_pretrained(cfg: Config) -> None:
@@ -147,7 +119,7 @@ def guard_files(cfg: Config, trust: bool = False) -> None:
     """Whatever file this config names is read without running code from it, or not at all, unless it is trusted."""
     read_without_code(trust)
     for part in () if trust else walk_dicts(cfg._cfg_dict):
-        kind = str(part.get('type')).split('.')[-1]
+        kind = kind_of(part)
         what = 'its files' if part.get('decode_backend') == 'pickle' else _PICKLE_READERS.get(kind)
         if what:
             raise CheckpointError(
@@ -172,12 +144,8 @@ def _as_list(init_cfg: Any) -> list:
     return [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or ())
 
 
-def is_classifier(cfg: Config) -> bool:
-    return str(cfg.model.type).split('.')[-1] == 'ImageClassifier'
-
-
 def only_for_classifiers(cfg: Config, options: str, instead: str) -> None:
-    if not is_classifier(cfg):
+    if task_of(cfg) is not CLASSIFICATION:
         raise ValueError(f'{options} are for classifiers; for {cfg.model.type} {instead}')
 
 
@@ -216,14 +184,14 @@ def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
 def take_table_size(cfg: Config, weights: Mapping[str, Tensor]) -> None:
     """Position tables of a classifier as large as in these weights: they are resized once, to the pictures."""
     size = image_size({name.removeprefix('backbone.'): value for name, value in weights.items()})
-    if is_classifier(cfg) and size:
+    if task_of(cfg) is CLASSIFICATION and size:
         cfg.model.backbone.img_size = list(size)
 
 
 def check_data(cfg: Config, *modes: str, classes: bool = True) -> list[str]:
     """Raise DataError unless the data of these modes (train, val, test) is complete; give remarks on annotations.
 
-    With ``classes``, a classifier must have as many as its data.
+    With ``classes``, the model must have as many as its data.
     """
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     remarks = {}
@@ -231,15 +199,5 @@ def check_data(cfg: Config, *modes: str, classes: bool = True) -> list[str]:
         if cfg.get(f'{mode}_dataloader'):
             remarks.update(dict.fromkeys(check_dataset(cfg[f'{mode}_dataloader'].dataset)))
             if classes:
-                _check_classes(cfg, mode)
+                task_of(cfg).check(cfg, mode)
     return list(remarks)
-
-
-def _check_classes(cfg: Config, mode: str) -> None:
-    """Raise unless a classifier's head is as wide as its data has classes."""
-    found = class_count(cfg[f'{mode}_dataloader'].dataset)
-    if found is not None and found != cfg.model.backbone.get('num_classes', 1000):
-        raise ValueError(
-            f'the {mode} data has {found} classes, but the model {cfg.model.backbone.get("num_classes", 1000)}: set '
-            f'--cfg-options model.backbone.num_classes={found}'
-        )

@@ -14,10 +14,12 @@ from torch.utils.data import DataLoader
 
 from mmsoft.datasets.layout import leaf_datasets
 
-from .config import label_count, pipelines, trust_pretrained, without_pretrained
+from .config import trust_pretrained, without_pretrained
 from .hooks import AverageLosses, ReportFaults, SeedEachIteration, StopAtInvalidLoss
+from .parts import kind_of, pipelines
 from .runner import Runner
 from .saving import MakeUpValidation, SaveAnywhere
+from .tasks import task_of
 from .watching import TellPlace
 
 
@@ -41,7 +43,7 @@ class GuardedRunner(Runner):
 
     def guard(self, loader: Mapping, training: bool = False) -> ConfigDict:
         """With loading steps that keep the record, and without options that have no effect here."""
-        loader = read_safely(loader, self.record, training, label_count(self.cfg))
+        loader = read_safely(loader, self.record, training, task_of(self.cfg).label_count(self.cfg))
         if not loader.get('num_workers'):
             loader.persistent_workers = False
         if get_device() == 'cpu':
@@ -107,7 +109,7 @@ class TrainingRunner(GuardedRunner):
 
     def register_hook(self, hook: Hook | dict, priority: Any = None) -> None:
         """The checkpoint hook removes an old file once the new one is written."""
-        if isinstance(hook, Mapping) and _kind(hook) == 'CheckpointHook':
+        if isinstance(hook, Mapping) and kind_of(hook) == 'CheckpointHook':
             hook = dict(hook, type='mmsoft.LastingCheckpointHook')
         super().register_hook(hook, priority)
 
@@ -122,17 +124,11 @@ def read_safely(
     """A copy whose loading steps are wrapped in ``mmsoft.ReadSafely``, which keeps the record; class folders do so."""
     loader = ConfigDict(copy.deepcopy(dict(loader)))
     for leaf in leaf_datasets(loader.dataset):
-        if _kind(leaf) == 'ClassFolders':
+        if kind_of(leaf) == 'ClassFolders':
             leaf.record = str(record)
     options = dict(record=str(record), training=training, num_classes=num_classes)
     for pipeline in pipelines(loader.dataset):
         for index, step in enumerate(pipeline):
-            if _kind(step) in ('LoadImageFromFile', 'LoadAnnotations'):
+            if kind_of(step) in ('LoadImageFromFile', 'LoadAnnotations'):
                 pipeline[index] = ConfigDict(type='mmsoft.ReadSafely', loader=step, **options)
     return loader
-
-
-def _kind(part: Mapping) -> str:
-    """'mmdet.LoadAnnotations' or a class -> its bare name."""
-    kind = part['type']
-    return str(getattr(kind, '__name__', kind)).split('.')[-1]

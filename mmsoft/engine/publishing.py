@@ -19,7 +19,7 @@ from mmsoft.checkpoints.loading import take_prefix
 from mmsoft.checkpoints.sources import HASH_LENGTH, is_remote, sha256_of
 from mmsoft.checkpoints.writing import WRITTEN, to_bytes, write
 
-from .config import LOADERS, walk_dicts
+from .parts import LOADERS, walk_dicts
 
 CHOICES = (*PARTS, 'model')
 KEPT_META = ('epoch', 'iter', 'seed', 'versions', 'dataset_meta', 'weights')

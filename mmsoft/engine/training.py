@@ -24,7 +24,7 @@ from mmsoft.checkpoints import load, read_checkpoint
 from mmsoft.checkpoints.sources import locate, sha256_of
 from mmsoft.files import json_name
 from mmsoft.versions import REQUIREMENTS, require
-from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
+from mmsoft.visualization import contact_sheet, plot_curves
 
 from . import demo as demo_world
 from .classification import AverageWeights
@@ -34,7 +34,6 @@ from .config import (
     check_pretrained,
     check_sizes,
     guard_files,
-    is_classifier,
     only_for_classifiers,
     set_img_size,
     start_from,
@@ -45,9 +44,11 @@ from .guarded import EvaluationRunner, GuardedRunner, TrainingRunner
 from .hooks import DrawPredictions
 from .launch import start_processes
 from .lock import lock_work_dir
+from .parts import kind_of
 from .results import write_whole
 from .resuming import unwrapped
 from .runner import PARTIAL, Runner, latest_checkpoint
+from .tasks import CLASSIFICATION, has_regions, task_of
 from .watching import check_equal, in_company
 
 TOP1 = 'accuracy/top1'
@@ -151,7 +152,7 @@ def evaluate(
         raise ValueError('--sizes gives a table; for --out and --show-dir test one size, with --cfg-options')
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume, cfg.load_from = False, None
-    if is_classifier(cfg):
+    if task_of(cfg) is CLASSIFICATION:
         take_table_size(cfg, load(checkpoint, trust_checkpoint))
     _forget_faults(EvaluationRunner, work_dir)
     _report_data(cfg, 'test')
@@ -183,10 +184,9 @@ def _metrics(cfg: Config, out: str | None) -> list[ConfigDict]:
     """The config's, by class where they can, and the dump of all predictions to ``out``."""
     metrics = copy.deepcopy(cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [cfg.test_evaluator])
     for metric in metrics:
-        if metric.type.split('.')[-1] == 'CocoMetric':
+        if kind_of(metric) == 'CocoMetric':
             metric.classwise = True
-    dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
-    return [*metrics, *([ConfigDict(type=dump, out_file_path=out)] if out else [])]
+    return [*metrics, *([ConfigDict(type=task_of(cfg).dump, out_file_path=out)] if out else [])]
 
 
 def size_table(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
@@ -246,7 +246,7 @@ def _use_amp(cfg: Config) -> None:
     optim_wrapper = cfg.optim_wrapper
     if optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper'):
         raise ValueError(f'--amp works with OptimWrapper; the config has {optim_wrapper.type}')
-    if get_device() == 'cpu' and 'roi_head' in cfg.model:
+    if get_device() == 'cpu' and has_regions(cfg.model):
         raise ValueError(
             "--amp on a CPU is bfloat16, which mmcv's operators for regions do not take: "
             f'train {cfg.model.type} without it'
@@ -339,7 +339,8 @@ def demo_report(runner: Runner) -> dict[str, Any]:
     for index in np.linspace(0, len(loader.dataset) - 1, 12).round().astype(int).tolist():
         with torch.no_grad():
             (sample,) = model.test_step(loader.collate_fn([loader.dataset[index]]))
-        pictures.append(draw_sample(mmcv.imread(sample.img_path), sample, loader.dataset.metainfo, score_thr=0.4))
+        image = mmcv.imread(sample.img_path)
+        pictures.append(task_of(runner.cfg).draw(image, sample, loader.dataset.metainfo, score_thr=0.4))
     sheet, curves = Path(runner.work_dir, 'predictions.png'), Path(runner.work_dir, 'curves.png')
     contact_sheet(pictures, sheet)
     plot_curves([runner.work_dir], curves)
