@@ -19,7 +19,7 @@ from mmsoft.checkpoints.loading import take_prefix
 from mmsoft.checkpoints.sources import HASH_LENGTH, is_remote, sha256_of
 from mmsoft.checkpoints.writing import WRITTEN, to_bytes, write
 
-from .config import LOADERS, as_written, walk_dicts
+from .parts import LOADERS, walk_dicts
 
 CHOICES = (*PARTS, 'model')
 KEPT_META = ('epoch', 'iter', 'seed', 'versions', 'dataset_meta', 'weights')
@@ -134,7 +134,7 @@ def _name_of(source: str | Path, meta: Mapping[str, Any]) -> str:
 
 
 def _config_of(meta: Mapping[str, Any]) -> tuple[dict, list[str]]:
-    """The config of a run as it was written, without its paths; remarks."""
+    """The config of a run without its paths; remarks."""
     text = meta.get('cfg')
     if not isinstance(text, str):
         return {}, ['the checkpoint holds no config: attention, data and seed are not on the card']
@@ -144,9 +144,6 @@ def _config_of(meta: Mapping[str, Any]) -> tuple[dict, list[str]]:
             tree = _evaluate_config(text.replace(f"'{tree['work_dir'].rstrip('/')}/", "'"))
     except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
         return {}, ['the config in the checkpoint is left out: it is not made of plain values alone']
-    for loader in LOADERS:
-        if tree.get(loader) is not None:
-            tree[loader] = as_written(tree[loader])
     return _clean({key: value for key, value in tree.items() if key not in _OF_THE_RUN}), []
 
 
