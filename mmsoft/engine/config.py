@@ -172,7 +172,8 @@ def guard_files(cfg: Config, trust: bool = False) -> None:
     """Whatever file this config names is read without running code from it, or not at all, unless it is trusted."""
     read_without_code(trust)
     for part in () if trust else walk_dicts(cfg._cfg_dict):
-        kind = str(part.get('type')).split('.')[-1]
+        kind = part.get('type')  # a name, or a class in configs that are Python
+        kind = getattr(kind, '__name__', str(kind)).split('.')[-1]
         what = 'its files' if part.get('decode_backend') == 'pickle' else _PICKLE_READERS.get(kind)
         if what:
             raise CheckpointError(
