@@ -34,7 +34,7 @@ from .files import read_without_code
 from .logs import LogKeeper
 from .loops import LOOPS, EpochLoop
 from .preemption import protect
-from .resuming import own_files_only, take_gradients, take_own_buffers
+from .resuming import average_of_mmengine, own_files_only, take_gradients, take_own_buffers
 
 PARTIAL = '.part'  # a checkpoint while it is being written
 
@@ -118,8 +118,9 @@ class Runner(runner.Runner):
             _check_resumable(checkpoint)
             if self.optim_wrapper is not None:
                 self._compare(filename, checkpoint)
-            take_own_buffers(checkpoint, self.rank, self.world_size)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
+        if self._resume:
+            take_own_buffers(checkpoint, self.rank, self.world_size, average_of_mmengine(self))
         model = self.model.module if is_model_wrapper(self.model) else self.model
         weights = read_state_dict(choose_weights(checkpoint, resuming=self._resume))
         for pattern, replacement in revise_keys:

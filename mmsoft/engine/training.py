@@ -17,12 +17,13 @@ from filelock import FileLock
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.dist import broadcast_object_list, is_main_process
+from mmengine.evaluator import DumpResults
 from mmengine.hooks import EMAHook
 from mmengine.logging import print_log
 
 from mmsoft.checkpoints import load, read_checkpoint
 from mmsoft.checkpoints.sources import locate, sha256_of
-from mmsoft.files import json_name
+from mmsoft.files import json_name, json_text
 from mmsoft.versions import REQUIREMENTS, require
 from mmsoft.visualization import contact_sheet, plot_curves
 
@@ -45,13 +46,14 @@ from .hooks import DrawPredictions
 from .launch import start_processes
 from .lock import lock_work_dir
 from .parts import kind_of
-from .results import write_whole
+from .results import dump_whole, write_whole
 from .resuming import unwrapped
 from .runner import PARTIAL, Runner, latest_checkpoint
 from .tasks import CLASSIFICATION, has_regions, task_of
 from .watching import check_equal, in_company
 
 TOP1 = 'accuracy/top1'
+ROOM = f'room{PARTIAL}'  # in the work directory: what the disk can take
 
 
 def train(
@@ -161,6 +163,9 @@ def evaluate(
     if drawings:
         runner.register_hook(DrawPredictions(drawings))
     runner.load_checkpoint(checkpoint, strict=True)
+    dumps = [metric for metric in runner.test_loop.evaluator.metrics if out and isinstance(metric, DumpResults)]
+    for metric in dumps:
+        dump_whole(metric)
     metrics = {str(size): _test_at(runner, size) for size in sizes} if sizes else runner.test()
     if is_main_process():
         if sizes:
@@ -169,6 +174,10 @@ def evaluate(
         of = dict(**json_name('checkpoint', str(checkpoint)), sha256=sha256_of(locate(checkpoint)))
         write_whole(path, [json.dumps(dict(**of, metrics=metrics), indent=1, default=float).encode(), b'\n'])
         print_log(f'metrics saved in {path}', logger='current')
+    drawn = [hook for hook in runner.hooks if isinstance(hook, DrawPredictions)]
+    for what, lost in [(out, each.lost) for each in dumps] + [(drawings, each.lost) for each in drawn]:
+        if lost:
+            raise OSError(f'{what!r} is not complete, though the metrics are: {lost}') from lost
     return metrics
 
 
@@ -292,9 +301,11 @@ def _start_alone(work_dir: str) -> FileLock | None:
     """The lock of the work directory, for the process that writes there, after it has cleared away what was left."""
     if not is_main_process():
         return None
+    if json_text(work_dir) != work_dir:
+        raise ValueError(f'{work_dir!r} is not UTF-8, and MMEngine takes down no such name: name another --work-dir')
     lock = lock_work_dir(work_dir)
-    for partial in Path(work_dir).glob(f'*{PARTIAL}'):
-        partial.unlink()  # of a run that was killed while it wrote
+    for partial in [*Path(work_dir).glob(f'*.pth{PARTIAL}'), Path(work_dir, ROOM)]:
+        partial.unlink(missing_ok=True)  # of a run that was killed while it wrote
     return lock
 
 
@@ -306,7 +317,7 @@ def _check_room(runner: Runner) -> None:
     size = (1 + averages) * _bytes(runner.model.state_dict().values()) + 2 * _bytes(
         p for p in runner.model.parameters() if p.requires_grad
     )
-    probe = Path(runner.work_dir, f'room{PARTIAL}')
+    probe = Path(runner.work_dir, ROOM)
     try:
         _reserve(probe, size)
     except OSError as error:
