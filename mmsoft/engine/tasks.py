@@ -4,7 +4,7 @@ Another task is a record here, in TASKS before those that would take its models 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -158,17 +158,6 @@ def label_count(cfg: Config) -> int:
     return (head[-1] if isinstance(head, list) else head).num_classes
 
 
-_of_detectors = dict(
-    heads=('bbox_head', 'roi_head.bbox_head', 'mask_head'),
-    demo_batch=4,
-    demo_epochs=3,
-    draw=draw_instances,
-    writer=DetectionWriter,
-    steps=pipeline_steps,
-    input_shape=pipeline_shape,
-    run=run_detector,
-    dump='mmdet.DumpDetResults',
-)
 CLASSIFICATION = Task(
     'classes',
     owns=lambda model: kind_of(model) == 'ImageClassifier',
@@ -196,8 +185,20 @@ SEMANTIC_SEGMENTATION = Task(
     run=run_whole,
     label_count=label_count,
 )
-INSTANCE_SEGMENTATION = Task(
-    'masks', owns=lambda model: 'mask_head' in {**model, **(model.get('roi_head') or {})}, **_of_detectors
+DETECTION = Task(
+    'boxes',
+    owns=lambda model: True,  # all other models are detectors
+    heads=('bbox_head', 'roi_head.bbox_head', 'mask_head'),
+    demo_batch=4,
+    demo_epochs=3,
+    draw=draw_instances,
+    writer=DetectionWriter,
+    steps=pipeline_steps,
+    input_shape=pipeline_shape,
+    run=run_detector,
+    dump='mmdet.DumpDetResults',
 )
-DETECTION = Task('boxes', owns=lambda model: True, **_of_detectors)  # all other models are detectors
+INSTANCE_SEGMENTATION = replace(
+    DETECTION, name='masks', owns=lambda model: 'mask_head' in {**model, **(model.get('roi_head') or {})}
+)
 TASKS = (CLASSIFICATION, SEMANTIC_SEGMENTATION, INSTANCE_SEGMENTATION, DETECTION)
