@@ -9,6 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmsoft.ops.checks import whole
 
+from .checkpoint import Checkpoint
+
 
 class Backbone(nn.Module):
     """A pyramid of stages; a family supplies ``stages`` and ``_to_output``.
@@ -87,7 +89,7 @@ class Backbone(nn.Module):
         """Load or initialise as ``init_cfg`` says; without one, keep the random start of construction.
 
         ``dict(type='Pretrained', checkpoint=...)`` takes a published file, one of this package, or
-        one of a classifier or detector, and the options of checkpoints.load_pretrained. Other types
+        one of a classifier or detector, and the options of :class:`Checkpoint`: trust, prefix, ... Other types
         are MMEngine's initialisers.
         """
         configs = [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
@@ -104,12 +106,10 @@ class Backbone(nn.Module):
 
             initialize(self, others)
         for cfg in pretrained:
-            # upward, and only when weights are asked for: checkpoints know models, not the reverse
-            from mmsoft.checkpoints import load_pretrained
-
             # map_location is MMEngine's: files are read on the CPU and copied to where the model is
             options = {key: value for key, value in cfg.items() if key not in ('type', 'map_location')}
-            load_pretrained(self, **options)
+            source, trust = options.pop('checkpoint'), options.pop('trust', False)
+            Checkpoint.open(source, trust).load_into(self, **options)
 
 
 def is_pretrained(cfg: dict) -> bool:

@@ -1,21 +1,18 @@
-"""Classification heads on backbones: what is common to all families, and SOFT with its class token.
+"""Classification heads on backbones: what is common to all families.
 
 The methods are those that timm expects of a model; timm itself is not needed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmsoft.ops.checks import choose, whole
 
-from .archs import Arch
 from .backbone import init_linear
-from .soft import SOFT
 from .stage import to_channels_last
 
 OUTPUT_FORMATS = ('NCHW', 'NLC', 'NHWC')
@@ -201,41 +198,3 @@ def as_format(x: Tensor, output_fmt: str) -> Tensor:
     if output_fmt == 'NHWC':
         return x.permute(0, 2, 3, 1)
     return x.flatten(2).transpose(1, 2) if output_fmt == 'NLC' else x.contiguous()
-
-
-class SOFTClassifier(Classifier, SOFT):
-    """Images to logits through a class token in stage 4.
-
-    Parameters are those of the backbone plus ``cls_token``, ``cls_position`` and ``head``: a
-    backbone loads a classifier's weights as they are.
-    """
-
-    pools = ('token', 'avg', '')
-
-    def __init__(self, arch: str | Mapping | Arch = 'small', **options: Any) -> None:
-        super().__init__(arch, **options)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, self.num_features))
-        self.cls_position = nn.Parameter(torch.empty(1, 1, self.num_features))
-        self.num_prefix_tokens = 1
-        nn.init.trunc_normal_(self.cls_token, std=0.02)
-        nn.init.trunc_normal_(self.cls_position, std=0.02)
-        self.train()
-
-    def train(self, mode: bool = True) -> 'SOFTClassifier':
-        """As the backbone; where all its stages are frozen, the class token is as well and only the head learns."""
-        super().train(mode)
-        if self.frozen_stages == len(self.stage_dims) and getattr(self, 'cls_token', None) is not None:
-            self.cls_token.requires_grad_(False)
-            self.cls_position.requires_grad_(False)
-        return self
-
-    def _last_stage(self, x: Tensor, output: Tensor | None) -> Tensor:
-        if self.cls_token is not None:
-            return self.norm(self.stages[-1](x, (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)))
-        return super()._last_stage(x, output)
-
-    def _prune_rest(self, norm: bool, head: bool) -> None:
-        if head:
-            self.cls_token = self.cls_position = None
-            self.num_prefix_tokens = 0
-        super()._prune_rest(norm, head)

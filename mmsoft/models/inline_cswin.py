@@ -19,11 +19,22 @@ from mmsoft.layers import (
     StripeBranch,
 )
 from mmsoft.ops.checks import whole
+from mmsoft.weights.shapes import STAGES
 
 from .archs import MAX_KEYS, STRIDES
 from .classifier import Classifier
-from .inline_archs import CSWIN_ARCHS, InLineArch
-from .inline_pyramid import InLinePyramid
+from .family import Family, Weights
+from .inline_archs import InLineArch, doubling
+from .inline_pyramid import InLinePyramid, timm_cfg
+from .inline_weights import InLineNames, read_arch, read_heads
+
+__all__ = ['CSWIN_ARCHS', 'InLineCSwin', 'InLineCSwinClassifier']
+
+CSWIN_ARCHS = {
+    'tiny': doubling(64, 2, (2, 4, 18, 1), (2, 4, 0, 0)),
+    'small': doubling(64, 2, (3, 6, 29, 2), (3, 6, 0, 0)),
+    'base': doubling(96, 4, (3, 6, 29, 2), (3, 6, 0, 0)),
+}
 
 
 class InLineCSwin(InLinePyramid):
@@ -66,3 +77,50 @@ class InLineCSwin(InLinePyramid):
 
 class InLineCSwinClassifier(Classifier, InLineCSwin):
     """Images to logits through the mean of the last stage's normalised tokens; options also of :class:`Classifier`."""
+
+
+_NAMES = InLineNames(
+    {
+        'stage1_conv_embed.0': 'stages.0.embed.proj',
+        'stage1_conv_embed.2': 'stages.0.embed.norm',
+        **{f'merge{i}.conv': f'stages.{i}.embed.proj' for i in range(1, 4)},
+        **{f'merge{i}.norm': f'stages.{i}.embed.norm' for i in range(1, 4)},
+        **{
+            theirs: ours
+            for i in range(4)
+            for theirs, ours in {
+                f'stage{i + 1}.*.attns.*.get_v': f'stages.{i}.blocks.*.attn.branches.*.lepe',
+                f'stage{i + 1}.*.attns.*.residual': f'stages.{i}.blocks.*.attn.branches.*.predictor',
+                f'stage{i + 1}.*.qkv': f'stages.{i}.blocks.*.attn.qkv',
+                f'stage{i + 1}.*.proj': f'stages.{i}.blocks.*.attn.proj',
+                f'stage{i + 1}': f'stages.{i}.blocks',
+            }.items()
+        },
+    }
+)
+
+
+def _options(weights: Weights) -> dict[str, Any]:
+    """Softmax blocks do not show their heads: twice those of the stage before; nor does anything show their split."""
+    heads = []
+    for stage in STAGES:
+        predictor = f'stages.{stage}.blocks.0.attn.branches.0.predictor'
+        doubled = heads and f'{predictor}.0.weight' not in weights
+        heads.append(2 * heads[-1] if doubled else read_heads(weights, predictor))
+    return dict(arch=read_arch(weights, heads), in_channels=weights['stages.0.embed.proj.weight'].shape[1])
+
+
+FAMILY = Family(
+    title='InLine-CSwin',
+    backbone=InLineCSwin,
+    classifier=InLineCSwinClassifier,
+    archs=CSWIN_ARCHS,
+    ours=('stages.0.embed.proj.weight', 'stages.0.blocks.0.attn.branches.0.lepe.weight'),
+    options=_options,
+    unseen=dict(kernel='identity', window_size=7),
+    published=('stage1_conv_embed.0.weight', 'stage1.0.qkv.weight'),
+    to_ours=_NAMES.to_ours,
+    to_published=_NAMES.to_published,
+    timm_cfg=timm_cfg,
+    leaves=(CSwinBlock,),
+)

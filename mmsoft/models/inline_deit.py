@@ -14,14 +14,25 @@ from mmsoft.layers import InLineAttention, Mlp, PatchEmbed, PositionTable, PreNo
 from mmsoft.layers.inline_attention import KERNELS
 from mmsoft.ops import to_map, to_tokens
 from mmsoft.ops.checks import choose, flag, whole
+from mmsoft.weights.shapes import count, image_size
 
 from .archs import STRIDES
 from .backbone import Backbone, drop_path_rates, image_sides, init_linear
 from .classifier import OUTPUT_FORMATS, Classifier, as_format, take_indices
-from .inline_archs import DEIT_ARCHS, DEIT_SIZES, InLineArch, resolve_inline_arch
+from .family import Family, Weights
+from .inline_archs import InLineArch, all_inline, resolve_inline_arch
+from .inline_weights import PAPER, InLineNames, read_heads
 from .options import reject_unknown
 from .stage import run_layer, to_channels_last
 
+__all__ = ['DEIT_ARCHS', 'DEIT_SIZES', 'InLineDeiT', 'InLineDeiTClassifier']
+
+DEIT_ARCHS = {
+    'tiny': all_inline((192,), (6,), (12,)),
+    'small': all_inline((320,), (10,), (12,)),
+    'base': all_inline((384,), (12,), (12,)),
+}
+DEIT_SIZES = {'tiny': 224, 'small': 288, 'base': 448}  # of the images that they are trained on
 PATCH = 16
 
 
@@ -31,7 +42,7 @@ class InLineDeiT(Backbone):
     The class token stays in, as attention was trained with it.
 
     Args:
-        arch: A name of ``inline_archs.DEIT_ARCHS`` or ``dict(dims=(C,), heads=(h,), depths=(n,))``.
+        arch: A name of ``DEIT_ARCHS`` or ``dict(dims=(C,), heads=(h,), depths=(n,))``.
         kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
         in_channels: Channels of the image.
         img_size: Image size whose grid the position table has, by default that of the arch; other sizes resize it.
@@ -178,3 +189,45 @@ class InLineDeiTClassifier(Classifier, InLineDeiT):
         """Patterns that order parameters by depth, for layer-wise learning rates."""
         blocks = [(r'^blocks\.(\d+)', None), (r'^norm', (99999,))]
         return dict(stem=r'^cls_token|^cls_position|^embed|^position', blocks=blocks)
+
+
+_NAMES = InLineNames(
+    {
+        'patch_embed': 'embed',
+        'pos_embed': 'position.table',
+        'blocks.*.attn.residual': 'blocks.*.attn.predictor',
+    },
+    stacked=True,
+)
+
+
+def _options(weights: Weights) -> dict[str, Any]:
+    dim, in_channels, *_ = weights['embed.proj.weight'].shape
+    depth = count(weights, 'blocks')
+    return dict(
+        arch=InLineArch((dim,), (read_heads(weights, 'blocks.0.attn.predictor'),), (depth,), (depth,)),
+        in_channels=in_channels,
+        img_size=image_size(weights),
+    )
+
+
+def _timm_cfg(arch: str) -> dict[str, Any]:
+    side = DEIT_SIZES[arch]
+    sizes = dict(input_size=(3, side, side), pool_size=(side // PATCH, side // PATCH))
+    return dict(first_conv='embed.proj', license='apache-2.0', paper_ids=PAPER, **sizes)
+
+
+FAMILY = Family(
+    title='InLine-DeiT',
+    backbone=InLineDeiT,
+    classifier=InLineDeiTClassifier,
+    archs=DEIT_ARCHS,
+    ours=('embed.proj.weight', 'position.table', 'blocks.0.attn.predictor.0.weight'),
+    options=_options,
+    unseen=dict(kernel='identity'),
+    published=('patch_embed.proj.weight', 'pos_embed', 'blocks.0.attn.qkv.weight', 'blocks.0.attn.residual.0.weight'),
+    to_ours=_NAMES.to_ours,
+    to_published=_NAMES.to_published,
+    timm_cfg=_timm_cfg,
+    maps=3,  # of the last layers, at one stride
+)

@@ -12,6 +12,7 @@ from mmsoft.ops.checks import choose, flag, whole
 from .archs import STRIDES
 from .backbone import Backbone, drop_path_rates, image_sides, init_linear
 from .inline_archs import InLineArch, resolve_inline_arch
+from .inline_weights import PAPER
 from .options import reject_unknown
 from .stage import Stage, to_channels_last
 
@@ -20,7 +21,7 @@ class InLinePyramid(Backbone):
     """Four stages of pre-norm layers; a family supplies the parts of a stage.
 
     Args:
-        arch: A name of the family's table in ``inline_archs`` or ``dict(dims=..., heads=..., depths=...)``,
+        arch: A name of the family's table or ``dict(dims=..., heads=..., depths=...)``,
             in families with softmax layers also ``inline=...``, how many of each stage's layers are InLine.
         kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
         in_channels: Channels of the image.
@@ -99,3 +100,8 @@ class InLinePyramid(Backbone):
     def _frozen_modules(self) -> list[nn.Module]:
         frozen = super()._frozen_modules()
         return [*frozen, self.norm] if self.frozen_stages == len(STRIDES) else frozen
+
+
+def timm_cfg(arch: str) -> dict[str, Any]:
+    """What timm should know of a family."""
+    return dict(first_conv='stages.0.embed.proj', license='apache-2.0', paper_ids=PAPER)

@@ -4,22 +4,42 @@ Lu et al., "Softmax-free Linear Transformers", IJCV 2024, and "SOFT: Softmax-fre
 Linear Complexity", NeurIPS 2021.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mmsoft.layers import ConvUnit, Mlp, PositionTable, PostNormBlock, PreNormBlock, embedded_size, stem
 from mmsoft.layers.landmarks import SAMPLINGS
 from mmsoft.ops.checks import choose, flag, whole
 from mmsoft.ops.newton import BACKWARDS
+from mmsoft.weights.messages import CheckpointError
+from mmsoft.weights.renaming import flat_table, renamer, split_table
+from mmsoft.weights.shapes import STAGES, depths, image_size
 
 from .archs import MAX_KEYS, STRIDES, Arch, resolve_arch
-from .attentions import GAUSSIAN, Place, Spec, build_attention, one_a_stage
+from .attentions import ATTENTIONS, Place, Spec, build_attention, one_a_stage
 from .backbone import Backbone, drop_path_rates, image_sides, init_linear
+from .classifier import Classifier
+from .family import Family, Weights
 from .options import reject_idle, reject_unknown
 from .stage import Stage, to_channels_last
 
+__all__ = ['ARCHS', 'SOFT', 'SOFTClassifier']
+
+ARCHS = {
+    'tiny': Arch((64, 128, 320, 512), (2, 4, 10, 16), (1, 2, 3, 2)),
+    'small': Arch((96, 192, 384, 768), (3, 6, 12, 24), (2, 2, 5, 2)),
+    'medium': Arch((96, 192, 384, 768), (3, 6, 12, 24), (2, 2, 18, 2)),
+    'large': Arch((128, 256, 512, 1024), (4, 8, 16, 32), (2, 2, 18, 2)),
+    # the family of the NeurIPS paper, for which the authors published weights
+    'small_v1': Arch((64, 128, 320, 512), (2, 4, 10, 16), (1, 3, 20, 4)),
+    'medium_v1': Arch((64, 128, 288, 512), (2, 4, 9, 16), (1, 3, 29, 5)),
+    'large_v1': Arch((64, 128, 320, 512), (2, 4, 10, 16), (1, 3, 40, 5)),
+    'huge_v1': Arch((64, 128, 352, 512), (2, 4, 11, 16), (1, 5, 49, 5)),
+}
 RATIOS = (8, 4, 2, 1)  # landmark window by stage
 LOCAL_KERNELS = (9, 5, 3, 3)  # depth-wise kernel on the values by stage
 PLAIN_STAGE = 2  # whose width, heads, window and kernel a trunk without a pyramid has throughout, at stride 16
@@ -29,7 +49,7 @@ class SOFT(Backbone):
     """The backbone for detection and segmentation; :class:`SOFTClassifier` adds a head to it.
 
     Args:
-        arch: A name of ``archs.ARCHS`` or ``dict(dims=..., heads=..., depths=...)``.
+        arch: A name of ``soft.ARCHS`` or ``dict(dims=..., heads=..., depths=...)``.
         attn: The attention of stages 1 to 3, beside softmax attention in stage 4; or a list of one a stage. A name,
             or ``dict(type=name, **options)``: ``'soft_pp'`` (symmetric normalisation, for any input size), ``'soft'``
             (options: symmetric=True, False gives keys a projection of their own), ``'softmax'`` (reduction=False, True
@@ -86,7 +106,7 @@ class SOFT(Backbone):
         for name, value in dict(pyramid=pyramid, overlap=overlap, norm_eval=norm_eval, with_cp=with_cp).items():
             flag(name, value)
         img_size = image_sides(img_size)
-        arch = resolve_arch(arch)
+        arch = resolve_arch(arch, ARCHS)
         dims, heads, ratios, kernels, strides = arch.dims, arch.heads, RATIOS, LOCAL_KERNELS, STRIDES
         if not pyramid:
             dims, heads, ratios, kernels, strides = (
@@ -139,17 +159,19 @@ def _check_options(specs: Sequence[Mapping[str, Any]], landmarks: Mapping[str, A
     whole('landmark_seed', landmarks['seed'], 0)
     whole('newton_iters', newton['newton_iters'])
     choose('newton_backward', newton['newton_backward'], BACKWARDS)
-    names = [spec['type'] for spec in specs]
-    stages = f'attn by stage is {", ".join(names)}'
-    samplings = [spec.get('sampling', 'avg_pool') for spec in specs if spec['type'] == 'nystromformer']
-    if {*names} & {*GAUSSIAN}:
-        samplings.append(landmarks['sampling'])
-    else:
-        idle = dict(newton, landmark_sampling=landmarks['sampling'])
-        reject_idle(SOFT, idle, f'{stages}: only {" and ".join(GAUSSIAN)} have it')
-    if not samplings and landmarks['num_landmarks'] is not None:  # None is for the keys of stage 4 as well
+    rows = [ATTENTIONS[spec['type']] for spec in specs]
+    read = {option for row in rows for option in row.reads}
+    stages = f'attn by stage is {", ".join(spec["type"] for spec in specs)}'
+    for option, value in dict(newton, landmark_sampling=landmarks['sampling']).items():
+        if option not in read:
+            readers = ' and '.join(name for name, row in ATTENTIONS.items() if option in row.reads)
+            reject_idle(SOFT, {option: value}, f'{stages}: only {readers} have it')
+    if (
+        'num_landmarks' not in read and landmarks['num_landmarks'] is not None
+    ):  # None is for the keys of stage 4 as well
         reject_idle(SOFT, dict(num_landmarks=landmarks['num_landmarks']), f'{stages}: none has landmarks')
-    if 'random' not in samplings:
+    own = [row.options | spec for row, spec in zip(rows, specs, strict=True) if 'landmark_seed' in row.reads]
+    if all(options.get('sampling', landmarks['sampling']) != 'random' for options in own):
         reject_idle(SOFT, dict(landmark_seed=landmarks['seed']), "no landmarks are sampled at 'random'")
 
 
@@ -163,3 +185,145 @@ def _blocks(place: Place, spec: Mapping[str, Any], last: bool, drop_paths: Seque
         else:
             blocks.append(PostNormBlock(dim, attention, Mlp(dim, 4 * dim, approximate='tanh'), drop_path, eps=1e-5))
     return blocks
+
+
+class SOFTClassifier(Classifier, SOFT):
+    """Images to logits through a class token in stage 4.
+
+    Parameters are those of the backbone plus ``cls_token``, ``cls_position`` and ``head``: a
+    backbone loads a classifier's weights as they are.
+    """
+
+    pools = ('token', 'avg', '')
+
+    def __init__(self, arch: str | Mapping | Arch = 'small', **options: Any) -> None:
+        super().__init__(arch, **options)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, self.num_features))
+        self.cls_position = nn.Parameter(torch.empty(1, 1, self.num_features))
+        self.num_prefix_tokens = 1
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        nn.init.trunc_normal_(self.cls_position, std=0.02)
+        self.train()
+
+    def train(self, mode: bool = True) -> 'SOFTClassifier':
+        """As the backbone; where all its stages are frozen, the class token is as well and only the head learns."""
+        super().train(mode)
+        if self.frozen_stages == len(self.stage_dims) and getattr(self, 'cls_token', None) is not None:
+            self.cls_token.requires_grad_(False)
+            self.cls_position.requires_grad_(False)
+        return self
+
+    def _last_stage(self, x: Tensor, output: Tensor | None) -> Tensor:
+        if self.cls_token is not None:
+            return self.norm(self.stages[-1](x, (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)))
+        return super()._last_stage(x, output)
+
+    def _prune_rest(self, norm: bool, head: bool) -> None:
+        if head:
+            self.cls_token = self.cls_position = None
+            self.num_prefix_tokens = 0
+        super()._prune_rest(norm, head)
+
+
+# Within a layer: the authors' name, ours. ``norm``, ``head`` and ``cls_token`` have one name.
+_SOFT_LAYER = {
+    'att.mha.W_q': 'attn.q',
+    'att.mha.W_v': 'attn.v',
+    'att.mha.ff': 'attn.proj',
+    'att.mha.attn.Qlandmark_op': 'attn.landmarks.conv',
+    'att.mha.attn.Qnorm_act.0': 'attn.landmarks.norm',
+    'att.mha.attn.conv.weight': 'attn.local',
+    'att.norm1': 'norm1',
+    'att.norm2': 'norm2',
+    'att.ff1': 'mlp.fc1',
+    'att.ff2': 'mlp.fc2',
+}
+_SOFTMAX_LAYER = {name: name for name in ('norm1', 'norm2', 'attn.q', 'attn.kv', 'attn.proj', 'mlp.fc1', 'mlp.fc2')}
+
+
+def _pairs() -> Iterator[tuple[str, str]]:
+    """(the authors' prefix, ours); ``*`` is the number of a layer."""
+    for stage in range(4):
+        for theirs, ours in (_SOFT_LAYER if stage < 3 else _SOFTMAX_LAYER).items():
+            yield f'block{stage + 1}.*.{theirs}', f'stages.{stage}.blocks.*.{ours}'
+        # the first embedding is three units of (conv, bn, relu), which the authors count through
+        for unit in range(3 if stage == 0 else 1):
+            for part in (0, 1):
+                ours = f'{unit}.{part}' if stage == 0 else f'{part}'
+                yield f'patch_embed{stage + 1}.proj.{3 * unit + part}', f'stages.{stage}.embed.{ours}'
+
+
+_our_name = renamer(_pairs())
+_published_name = renamer((ours, theirs) for theirs, ours in _pairs())
+
+
+def _to_ours(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' names -> ours; position tables become grids.
+
+    A name that is not known passes through, so that loading can report it.
+    """
+    converted = {}
+    for name, value in weights.items():
+        if re.fullmatch(r'pos_embed[1-4]', name):
+            stage, grid, leading = int(name[-1]) - 1, *split_table(name, value)
+            converted[f'stages.{stage}.position.table'] = grid
+            if leading is not None:
+                converted['cls_position'] = leading
+        else:
+            converted[_our_name(name)] = value
+    return converted
+
+
+def _to_published(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our names -> the authors'; grids become lists of entries, the class token's before the others of the last."""
+    converted = {}
+    for name, value in weights.items():
+        table = re.fullmatch(r'stages\.([0-3])\.position\.table', name)
+        if table:
+            value = flat_table(name, value)
+            if table[1] == '3' and 'cls_position' in weights:
+                value = torch.cat((weights['cls_position'], value), 1)
+            converted[f'pos_embed{int(table[1]) + 1}'] = value
+        elif name != 'cls_position':
+            converted[_published_name(name)] = value
+    return converted
+
+
+def _options(weights: Weights) -> dict[str, Any]:
+    """Of a backbone of all four stages. Heads of stage 4 leave no trace; they are as wide as those of stage 3."""
+    if 'stages.0.blocks.0.attn.local' not in weights or 'stages.1.position.table' not in weights:
+        raise CheckpointError(
+            'the architecture of SOFT is read from the weights of attn soft and soft_pp in a pyramid alone, of which '
+            'these are not: build the model with its options and load the weights into it'
+        )
+    tables = [weights[f'stages.{i}.position.table'].shape for i in STAGES]  # (1, h, w, C)
+    dims = tuple(table[3] for table in tables)
+    heads = tuple(weights[f'stages.{i}.blocks.0.attn.local'].shape[0] for i in range(3))
+    return dict(
+        arch=Arch(dims, (*heads, dims[3] * heads[2] // dims[2]), depths(weights)),
+        in_channels=weights['stages.0.embed.0.0.weight'].shape[1],
+        img_size=image_size(weights),
+    )
+
+
+def _timm_cfg(arch: str) -> dict[str, Any]:
+    paper = 'arXiv:2110.11945' if arch.endswith('_v1') else 'arXiv:2207.03341'
+    return dict(first_conv='stages.0.embed.0.0', license='apache-2.0', paper_ids=paper)
+
+
+FAMILY = Family(
+    title='SOFT',
+    backbone=SOFT,
+    classifier=SOFTClassifier,
+    archs=ARCHS,
+    ours=('stages.0.position.table', 'stages.0.embed.0.0.weight'),
+    options=_options,
+    unseen=dict(attn='soft_pp'),
+    head=('cls_token', 'cls_position', 'head'),
+    published=('patch_embed1.proj.0.weight', 'pos_embed1'),
+    to_ours=_to_ours,
+    to_published=_to_published,
+    prefixes=dict(soft=dict(attn='soft'), soft_pp=dict(attn='soft_pp')),
+    unlisted=frozenset(f'soft_{arch}' for arch in ARCHS if arch.endswith('_v1')),
+    timm_cfg=_timm_cfg,
+)

@@ -23,13 +23,14 @@ from mmsoft.checkpoints import (
     CheckpointError,
     from_published,
     load_pretrained,
-    loading,
     read_checkpoint,
     read_state_dict,
 )
-from mmsoft.checkpoints.pickles import SKIPPED, Machine
-from mmsoft.checkpoints.soft_names import convert_published_soft
-from mmsoft.models import SOFT, SOFTClassifier
+from mmsoft.models import FAMILIES, SOFT, SOFTClassifier
+from mmsoft.weights import fitting
+from mmsoft.weights.pickles import SKIPPED, Machine
+
+to_ours = FAMILIES['SOFT'].to_ours
 
 
 def loaded(checkpoint, **options):
@@ -96,7 +97,7 @@ def test_architecture_is_read_from_the_weights(golden):
 
 def test_overrides(golden, monkeypatch):
     reports = []
-    monkeypatch.setattr(loading, 'announce', lambda text, level: reports.append(text))
+    monkeypatch.setattr(fitting, 'announce', lambda text, level: reports.append(text))
     image = torch.randn(1, 3, 224, 224)
     plain = from_published(golden.weights, attn=golden.attn)
     fine = from_published(golden.weights, attn=golden.attn, num_classes=3, drop_path_rate=0.3)
@@ -219,7 +220,7 @@ def test_bad_sources_are_named(tmp_path, golden):
     with pytest.raises(CheckpointError, match=r"starts with 'neck\.'"):
         load_pretrained(SOFT(MINI), golden.weights, prefix='neck')
     with pytest.raises(CheckpointError, match='pos_embed1 has 7 entries'):
-        convert_published_soft({'pos_embed1': torch.zeros(1, 7, 4)})
+        to_ours({'pos_embed1': torch.zeros(1, 7, 4)})
     lacking = {name: value for name, value in golden.weights.items() if name != 'pos_embed3'}
     with pytest.raises(CheckpointError, match=r'lack .*stages\.2\.position\.table'):
         from_published(lacking)

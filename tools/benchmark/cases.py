@@ -6,8 +6,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mmsoft.models import ARCHS, SOFT, InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
-from mmsoft.models.inline_archs import CSWIN_ARCHS, DEIT_ARCHS, PVT_ARCHS, SWIN_ARCHS
+from mmsoft.models import (
+    ARCHS,
+    CSWIN_ARCHS,
+    DEIT_ARCHS,
+    PVT_ARCHS,
+    SOFT,
+    SWIN_ARCHS,
+    InLineCSwin,
+    InLineDeiT,
+    InLinePVT,
+    InLineSwin,
+)
 from mmsoft.ops import linear
 from mmsoft.ops.checks import choose
 from mmsoft.versions import require
