@@ -121,6 +121,14 @@ def test_every_parameter_gets_a_gradient_and_training_helps(case, options):
 
 
 @every
+def test_recomputation_is_chosen_for_every_mlp(case):
+    for recompute in (None, True, False):
+        mlps = [m for m in case.classify(recompute=recompute).modules() if isinstance(m, Mlp)]
+        assert len(mlps) >= 3
+        assert {mlp.recompute for mlp in mlps} == {recompute}
+
+
+@every
 def test_checkpointing_changes_nothing_but_memory(case):
     x = torch.randn(2, 3, 96, 64)
     depths = (2, 2, 3, 2)[: len(case.arch['depths'])] if len(case.arch['depths']) > 1 else (6,)
@@ -329,6 +337,7 @@ def test_a_wrong_image_is_named(case):
 
 
 COMMON = {'arch', 'in_channels', 'img_size', 'out_indices', 'frozen_stages', 'with_cp', 'drop_path_rate', 'init_cfg'}
+COMMON |= {'recompute'}
 
 
 @every
