@@ -10,6 +10,7 @@ from torch import nn
 
 import mmsoft.timm
 from mmsoft.engine.complexity import count_macs
+from mmsoft.layers import Mlp
 from mmsoft.models import CSWIN_ARCHS, DEIT_ARCHS, PVT_ARCHS, SWIN_ARCHS
 from mmsoft.models.register import BACKBONES, CLASSIFIERS
 
