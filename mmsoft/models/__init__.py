@@ -30,6 +30,11 @@ __all__ = [
     'register_family',
 ]
 
+__all__ += soft.__all__
+__all__ += inline_pvt.__all__
+__all__ += inline_swin.__all__
+__all__ += inline_deit.__all__
+__all__ += inline_cswin.__all__
+
 for _module in (soft, inline_pvt, inline_swin, inline_deit, inline_cswin):
-    __all__ += _module.__all__
     register_family(_module.FAMILY)
