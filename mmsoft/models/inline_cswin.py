@@ -21,10 +21,10 @@ from mmsoft.layers import (
 )
 from mmsoft.layers.inline_attention import KERNELS
 from mmsoft.ops.checks import choose, whole
-from mmsoft.weights.shapes import STAGES
+from mmsoft.weights.shapes import STAGES, Weights
 
 from .archs import MAX_KEYS, STRIDES
-from .family import Family, Weights
+from .family import Family
 from .inline_archs import InLineArch, doubling, resolve_inline_arch
 from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
 from .options import PyramidOptions

@@ -14,11 +14,11 @@ from mmsoft.layers import InLineAttention, Mlp, PatchEmbed, PositionTable, PreNo
 from mmsoft.layers.inline_attention import KERNELS
 from mmsoft.ops import to_map, to_tokens
 from mmsoft.ops.checks import choose
-from mmsoft.weights.shapes import count, image_size
+from mmsoft.weights.shapes import Weights, count_layers, image_size
 
 from .archs import STRIDES
 from .backbone import Backbone, init_linear
-from .family import Family, Weights
+from .family import Family
 from .features import OUTPUT_FORMATS, as_format, take_indices
 from .inline_archs import InLineArch, all_inline, resolve_inline_arch
 from .inline_weights import PAPER, InLineNames, read_heads
@@ -227,7 +227,7 @@ _NAMES = InLineNames(
 
 def _options(weights: Weights) -> dict[str, Any]:
     dim, in_channels, *_ = weights['embed.proj.weight'].shape
-    depth = count(weights, 'blocks')
+    depth = count_layers(weights, 'blocks')
     return dict(
         arch=InLineArch((dim,), (read_heads(weights, 'blocks.0.attn.predictor'),), (depth,), (depth,)),
         in_channels=in_channels,

@@ -12,10 +12,10 @@ from torch import Tensor
 from mmsoft.layers import InLineAttention, Mlp, PatchEmbed, PositionTable, PreNormBlock, embedded_size
 from mmsoft.layers.inline_attention import KERNELS
 from mmsoft.ops.checks import choose
-from mmsoft.weights.shapes import STAGES, image_size
+from mmsoft.weights.shapes import STAGES, Weights, image_size
 
 from .archs import STRIDES, check_stages
-from .family import Family, Weights
+from .family import Family
 from .inline_archs import InLineArch, all_inline, resolve_inline_arch
 from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
 from .options import PyramidOptions

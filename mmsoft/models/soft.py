@@ -18,11 +18,11 @@ from mmsoft.ops.checks import choose, flag, whole
 from mmsoft.ops.newton import BACKWARDS
 from mmsoft.weights.messages import CheckpointError
 from mmsoft.weights.renaming import flat_table, renamer, split_table
-from mmsoft.weights.shapes import STAGES, depths, image_size
+from mmsoft.weights.shapes import STAGES, Weights, depths, image_size
 
 from .archs import MAX_KEYS, STRIDES, Arch, resolve_arch
 from .attentions import ATTENTIONS, Place, Spec, build_attention, one_a_stage
-from .family import Family, Weights
+from .family import Family
 from .options import PyramidOptions, reject_idle
 from .pyramid import Pyramid
 from .stage import Stage
