@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
-
-from mmsoft.engine.benchmark import (
+from benchmark import (
     GEMMS,
     PEERS,
     SUITES,
@@ -18,6 +17,7 @@ from mmsoft.engine.benchmark import (
     sizes_of,
     with_gemm,
 )
+
 from mmsoft.engine.cli import run_tool
 
 MEMORY_SAMPLES = 1

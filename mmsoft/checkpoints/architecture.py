@@ -54,7 +54,7 @@ def read_architecture(weights: Mapping[str, Tensor]) -> Architecture:
     try:
         options = family.options(weights)
         num_classes = weights['head.weight'].shape[0] if 'head.weight' in weights else None
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
         lacking = f'lack {error}' if isinstance(error, KeyError) else 'have tensors of other dimensions than those'
         raise CheckpointError(
             f'the weights {lacking}, from which the architecture of a whole {family.title} backbone is read'

@@ -13,7 +13,11 @@ TOLD = (OSError, ValueError, RuntimeError, ImportError, TypeError)
 
 
 def run_tool(main: Callable[[], None]) -> None:
-    """Call ``main``; an error of the package itself, or of a full disk, is told in its own words, with no traceback."""
+    """Call ``main``; our own errors, and those of a full disk, are told in their own words, with no traceback.
+
+    Our own are raised in the package, or in a package beside the tool.
+    """
+    tools = Path(main.__code__.co_filename).parent
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')  # names of files hold what a terminal may not take
@@ -21,7 +25,7 @@ def run_tool(main: Callable[[], None]) -> None:
         main()
     except TOLD as error:
         chain = list(_chain(error))  # MMEngine tells of an error in what it builds by another one
-        told = next((own for own in chain if _is_ours(own)), None) or next(filter(disk_is_full, chain), None)
+        told = next((link for link in chain if _is_ours(link, tools)), None) or next(filter(disk_is_full, chain), None)
         if told is None:
             raise
         sys.exit(shown(f'error: {told}', keep='\n'))
@@ -34,7 +38,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether the package raised it; one that nobody raised has no frames."""
+def _is_ours(error: BaseException, tools: Path) -> bool:
+    """One that nobody raised has no frames."""
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, TOLD) and bool(frames) and PACKAGE in Path(frames[-1].filename).parents
+    if not isinstance(error, TOLD) or not frames:
+        return False
+    folder = Path(frames[-1].filename).parent
+    return tools in folder.parents or PACKAGE in (folder, *folder.parents)

@@ -4,6 +4,7 @@ import logging
 import zipfile
 from collections.abc import Mapping
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ IGNORED = (*COMPUTED, 'num_batches_tracked')
 EMA_KEY = 'state_dict_ema'  # averaged weights, as timm calls them
 # Where weights sit in a checkpoint, the preferred place first; the dict itself comes last.
 WRAPPERS = (EMA_KEY, 'state_dict', 'model')
+MOST_OF_NOTHING = 1 << 16  # product of the lengths of a tensor without numbers, where 0 counts as 1
 
 
 def read_checkpoint(source: str | Path, trust: bool = False) -> Any:
@@ -91,6 +93,10 @@ def _is_finite(value: Tensor) -> bool:
     return all(bound.isfinite() for bound in (value.float() if value.itemsize == 1 else value).aminmax())
 
 
+def _is_hollow(value: Tensor) -> bool:
+    return not value.numel() and prod(length or 1 for length in value.shape) > MOST_OF_NOTHING
+
+
 @cache
 def _warn_once(text: str) -> None:
     announce(text, logging.WARNING)
@@ -113,6 +119,9 @@ def read_state_dict(source: str | Path | Mapping, trust: bool = False) -> dict[s
         for name, value in checkpoint.items()
         if isinstance(name, str) and isinstance(value, Tensor) and not name.endswith(COMPUTED)
     }
+    hollow = next((name for name, value in weights.items() if _is_hollow(value)), None)
+    if hollow is not None:  # a model that is built after its shape would fill the memory
+        raise CheckpointError(f'{hollow!r} is of the shape {tuple(weights[hollow].shape)}, but holds no numbers')
     if not weights:
         found = ', '.join(str(name)[:100] for name in list(checkpoint)[:8]) or 'nothing'
         raise CheckpointError(f'the checkpoint holds no weights: looked under {", ".join(WRAPPERS)}; found {found}')

@@ -49,10 +49,19 @@ def to_bytes(weights: Mapping[str, Tensor], suffix: str, meta: Mapping[str, Any]
         require('safetensors')
         from safetensors.torch import save
 
-        return save(weights, metadata={'format': 'pt', DIGEST: digest_of(weights)})
+        return _sorted_header(save(weights, metadata={'format': 'pt', DIGEST: digest_of(weights)}))
     buffer = io.BytesIO()  # a file's name would become that of the archive's folder
     torch.save(weights if meta is None else dict(meta=dict(meta), state_dict=weights), buffer)
     return buffer.getvalue()
+
+
+def _sorted_header(content: bytes) -> bytes:
+    """A .safetensors file with its metadata in order, which its library writes in any."""
+    size = int.from_bytes(content[:8], 'little')
+    header = json.loads(content[8 : 8 + size])
+    header['__metadata__'] = dict(sorted(header['__metadata__'].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(',', ':')).encode()
+    return content[:8] + text.ljust(size) + content[8 + size :]
 
 
 def digest_of(weights: Mapping[str, Tensor]) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import MINI, ROOT
+from helpers import MINI, ROOT, Golden
 from hostile_files import ATTACKS, ODD, archive, everything
 from mmdet.datasets import BaseDetDataset
 from mmengine.config import Config, ConfigDict
@@ -34,7 +34,7 @@ from mmseg.models.losses.utils import get_class_weight
 from safetensors.torch import save_file
 from small_runs import dump, run, small_config
 
-from mmsoft.checkpoints import CheckpointError, read_checkpoint
+from mmsoft.checkpoints import CheckpointError, from_published, read_checkpoint
 from mmsoft.engine import files
 from mmsoft.engine.config import guard_files
 from mmsoft.engine.runner import Runner
@@ -135,6 +135,8 @@ def test_what_real_files_hold_is_read_as_it_was(tmp_path, zipped, protocol):
     assert_same(found, content)
     assert type(found['counter']) is Counter
     assert found['state_dict']._metadata == content['state_dict']._metadata
+    torch.save(found, tmp_path / 'again.pth')
+    assert_same(read_checkpoint(tmp_path / 'again.pth'), content)
     first, second = found['views'][:2]
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()  # they share it again
 
@@ -331,9 +333,11 @@ def test_every_loader_of_mmengine_is_ours(hostile):
     ],
 )
 def test_what_reads_pickles_by_itself_is_refused_unless_trusted(hostile, part, message):
-    cfg = Config(dict(train_dataloader=dict(dataset=dict(type='Wrapper', datasets=[part]))))
-    with pytest.raises(CheckpointError, match=message):
-        guard_files(cfg)
+    as_class = dict(part, type=type(part['type'].split('.')[-1], (), {}))  # as in configs that are Python
+    for each in (part, as_class):
+        cfg = Config(dict(train_dataloader=dict(dataset=dict(type='Wrapper', datasets=[each]))))
+        with pytest.raises(CheckpointError, match=message):
+            guard_files(cfg)
     guard_files(cfg, trust=True)
 
 
@@ -506,3 +510,17 @@ def test_data_that_holds_itself_or_doubles_is_refused(tmp_path):
         archive(tmp_path / 'a.pth', pickle.dumps(dict(meta=content), 2))
         with pytest.raises(CheckpointError, match=message):
             read_checkpoint(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
+def test_shapes_without_numbers_build_no_model(tmp_path, suffix):
+    """A head for 2^40 classes in a file of kilobytes: whoever builds a model after its shapes has no memory left."""
+    weights = Golden('soft_pp').weights
+    many = torch.empty(0).as_strided((2**40, 0), (1, 1))
+    path = tmp_path / f'a{suffix}'
+    path.write_bytes(to_bytes(weights, suffix))
+    assert from_published(path).num_classes == 10
+    for name, value in (('head.weight', many), ('pos_embed1', many.reshape(1, 2**40, 0))):
+        path.write_bytes(to_bytes(weights | {name: value}, suffix))
+        with pytest.raises(CheckpointError, match=rf"'{name}' is of the shape .*1099511627776.*, but holds no numbers"):
+            from_published(path)

@@ -6,21 +6,23 @@ import sys
 
 import pytest
 import torch
+from benchmark.cases import PYRAMID_ATTENTIONS
+from benchmark.measure import Options
 from helpers import relative_error
 from small_runs import TOOLS
-
-from mmsoft.engine import attention_study, demo
-from mmsoft.engine.attention_claims import (
+from studies import attention as attention_study
+from studies.claims import (
     are_alike,
     attention_weights,
     count_confusions,
     inline_weights,
     local_kernels,
     near_share,
+    project,
     queries_and_keys,
 )
-from mmsoft.engine.benchmark.cases import PYRAMID_ATTENTIONS
-from mmsoft.engine.benchmark.measure import Options
+
+from mmsoft.engine import demo
 from mmsoft.layers import InLineAttention, LinearAttention, SoftmaxAttention
 
 
@@ -28,8 +30,8 @@ def test_weights_are_what_a_layer_does():
     x, grid = torch.randn(1, 35, 24), (5, 7)
     for layer in (SoftmaxAttention(24, 3), LinearAttention(24, 3, 'relu'), InLineAttention(24, 3, 'relu', local=False)):
         weights = attention_weights(layer, *queries_and_keys(layer, x))
-        v = layer._project(x)[2]
-        assert relative_error(layer._join(weights @ v), layer(x, grid)) < 1e-5
+        v = project(layer, x)[2]
+        assert relative_error(layer.proj((weights @ v).transpose(1, 2).flatten(2)), layer(x, grid)) < 1e-5
         assert torch.allclose(weights.sum(-1), torch.ones(1, 3, 35), atol=1e-5)
     with pytest.raises(TypeError, match='weights of SoftmaxAttention are not known'):
         attention_weights(SoftmaxAttention(24, 3, reduction=2), x, x)

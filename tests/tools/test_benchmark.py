@@ -11,17 +11,17 @@ import time
 
 import pytest
 import torch
+from benchmark import SUITES, Options
+from benchmark.attention import BUILDERS, MaterialisedAttention
+from benchmark.cases import ATTENTIONS, BACKBONES, GEMMS, TASKS, WHOLE, Case, build, check_case
+from benchmark.measure import Group, Record, Worker, _Runs, _step, _weigh, measure_group
+from benchmark.plots import plot_report
+from benchmark.report import exponent, make_report, markdown
+from benchmark.whole_models import CONFIGS
 from helpers import TOOLS
 
-from mmsoft.engine.benchmark import SUITES, Options
-from mmsoft.engine.benchmark.attention import BUILDERS, MaterialisedAttention
-from mmsoft.engine.benchmark.cases import ATTENTIONS, BACKBONES, GEMMS, TASKS, WHOLE, Case, build, check_case
-from mmsoft.engine.benchmark.measure import Group, Record, Worker, _Runs, _step, _weigh, measure_group
-from mmsoft.engine.benchmark.report import exponent, make_report, markdown
-from mmsoft.engine.benchmark.whole_models import CONFIGS
 from mmsoft.engine.complexity import count_call
 from mmsoft.layers import SoftmaxAttention
-from mmsoft.visualization.benchmark import plot_report
 
 TOOL = [sys.executable, str(TOOLS / 'benchmark.py')]
 ONCE = Options(rounds=1, threads=1, memory=True, memory_samples=1)

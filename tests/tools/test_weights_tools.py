@@ -4,6 +4,7 @@ import functools
 import hashlib
 import http.server
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import torch
 from helpers import MINI, TOOLS, Golden
 from mmengine.config import Config
 from mmengine.model import BaseModel
+from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
 from small_runs import dump, run, small_config
 
@@ -26,6 +28,7 @@ from mmsoft.engine.publishing import _without_folders, publish
 from mmsoft.engine.runner import Runner
 from mmsoft.models import ARCHS, FAMILIES, SOFT, Arch, SOFTClassifier
 from mmsoft.weights import sources
+from mmsoft.weights.writing import to_bytes
 
 to_ours, to_published = FAMILIES['SOFT'].to_ours, FAMILIES['SOFT'].to_published
 
@@ -360,7 +363,7 @@ def test_a_resumed_run_goes_on_from_its_own_weights(tmp_path, resuming):
     checkpoint = dict(
         state_dict={name: torch.zeros_like(value) for name, value in own.items()},
         state_dict_ema={name: torch.ones_like(value) for name, value in own.items()},
-        **dict(meta={}, optimizer={}, message_hub=dict(resumed_keys={}, log_scalars={})),
+        **dict(meta=dict(epoch=0, iter=0), optimizer={}, message_hub=dict(resumed_keys={}, log_scalars={})),
     )
     torch.save(checkpoint, tmp_path / 'a.pth')
     runner.load_checkpoint(str(tmp_path / 'a.pth'))
@@ -402,3 +405,35 @@ def test_of_paths_the_last_component_stays():
         ('mmdet.CocoDataset', 'mmdet.CocoDataset'),
     ):
         assert _without_folders(text) == left
+
+
+def test_a_card_and_its_files_are_sound_whatever_the_checkpoint_says(tmp_path):
+    """Texts that MMEngine, Python's parser or a disk does not take; numbers and halves of characters not in JSON."""
+    weights = {'line.weight': torch.ones(2, 2)}
+    configs = ['filename = 1', 'a = ' + 'dict(a=' * 85 + '1' + ')' * 85, 'train_dataloader = 3', 'a = 0x1' + '0' * 5000]
+    configs.append("""a = {"b': 1, 'c": 2}""")  # a name that would be code in the text of the config
+    for number, (text, name) in enumerate(
+        zip(configs, ['../up', '..', 'a\0b', 'a' * 300, 'a\x1b[2J\udce9'], strict=True)
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        meta = dict(cfg=text, experiment_name=name, epoch=float('nan'), versions={'a\udce9': float('inf')})
+        torch.save(dict(state_dict=weights, meta=meta), folder / 'source.pth')
+        assert 'the config in the checkpoint is left out' in publish(folder / 'source.pth')
+        assert {path.name.split('-')[0] for path in folder.iterdir()} == {'source', 'source.pth', 'source.json'}
+        card = json.loads((folder / 'source.json').read_text(), parse_constant=pytest.fail)
+        assert card['versions'] == {'a\\xe9': None}
+        assert (card['epoch'], card['config']) == (None, None)
+    for name in ('a\0b', 'a' * 300, '..', 'a/b', 'a.pth'):
+        with pytest.raises(CheckpointError, match='--name is a short name without folder and suffix'):
+            publish(folder / 'source.pth', name=name)
+
+
+def test_equal_weights_give_equal_files():
+    """Whatever the order in which the library of .safetensors writes its metadata, which is another each time."""
+    weights = {f'{name}.weight': torch.arange(6.0).reshape(2, 3) for name in ('b', 'ä', 'a')}
+    for suffix in ('.pth', '.safetensors'):
+        assert len({to_bytes(weights, suffix) for _ in range(20)}) == 1
+    (header,) = re.findall(rb'"__metadata__":(\{.*?\})', to_bytes(weights, '.safetensors'))
+    assert list(json.loads(header)) == ['format', 'mmsoft.sha256']
+    assert same(load_bytes(to_bytes(weights, '.safetensors')), weights)

@@ -102,9 +102,16 @@ def _near_by_layer(model: nn.Module, image: Tensor, kind: str) -> list[float]:
     ]
 
 
+def project(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x (B, N, C) -> queries, keys and values (B, h, N, d), by the layer's linear maps."""
+    k, v = layer.kv(x).chunk(2, -1)
+    q, k, v = (part.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for part in (layer.q(x), k, v))
+    return q, k, v
+
+
 def queries_and_keys(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """(B, h, N, d) each, after the features or the kernel function of a layer that has one."""
-    q, k, _ = layer._project(x)
+    q, k, _ = project(layer, x)
     if isinstance(layer, LinearAttention):
         return layer.features(q, k)
     if isinstance(layer, InLineAttention):

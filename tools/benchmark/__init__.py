@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmsoft.visualization.benchmark import plot_report
-
 from .cases import GEMMS, check_case
 from .measure import Group, Options, Record, measure_group
+from .plots import plot_report
 from .report import make_report, markdown, write_data
 from .suites import PEERS, SUITES, selection, sizes_of, with_gemm
 

@@ -29,8 +29,8 @@ class MaterialisedAttention(SoftmaxAttention):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) -> (B, N, C)."""
-        q = self._split(self.q(x))
-        k, v = map(self._split, self.kv(x).chunk(2, -1))
+        parts = self.q(x), *self.kv(x).chunk(2, -1)
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 

@@ -17,22 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmark.cases import Case
+from benchmark.measure import Group, Options, Record, measure_group
+from benchmark.pyramid import ARCH, attention_at
+from benchmark.report import make_report
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
 import mmsoft
+from mmsoft.engine import demo
+from mmsoft.engine.config import load_config
+from mmsoft.engine.predict import load_model
+from mmsoft.engine.training import TOP1, evaluate
 
-from . import demo
-from .attention_claims import FACTORS, measure_claims, merge_claims
-from .benchmark.cases import Case
-from .benchmark.measure import Group, Options, Record, measure_group
-from .benchmark.pyramid import ARCH, attention_at
-from .benchmark.report import make_report
-from .config import load_config
-from .predict import load_model
-from .studies import once, train_once
+from .claims import FACTORS, measure_claims, merge_claims
+from .once import once, train_once
+from .plots import plot_attention_study
 from .tables import spread
-from .training import TOP1, evaluate
 
 TASKS = dict(classification=TOP1, detection='coco/bbox_mAP')
 TITLES = dict(
@@ -241,8 +242,6 @@ def claims_by_label(result: Result) -> dict[str, Result]:
 
 def save(result: Result, out: str | Path) -> list[Path]:
     """``<out>.json`` and ``<out>.md``, and plots beside them."""
-    from mmsoft.visualization.attention_study import plot_attention_study
-
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix('.json').write_text(json.dumps(result, indent=1, default=float) + '\n')

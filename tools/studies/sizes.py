@@ -10,19 +10,21 @@ from typing import NamedTuple
 import numpy as np
 import timm
 import torch
+import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torch import Tensor
 
 import mmsoft
+from mmsoft.engine.config import load_config, set_img_size
+from mmsoft.engine.demo import CLASS_SIZE
+from mmsoft.engine.predict import load_model
+from mmsoft.engine.training import TOP1, evaluate
 from mmsoft.layers import SoftAttention
+from mmsoft.ops import to_map, to_tokens
 
-from .config import load_config, set_img_size
-from .demo import CLASS_SIZE
-from .predict import load_model
-from .studies import train_once
+from .once import train_once
 from .tables import spread
-from .training import TOP1, evaluate
 
 ATTENTIONS = ('soft', 'soft_pp')
 # Landmarks at the training size, which is as much to 96 pixels as 49 are to 224; None lets them grow with the picture.
@@ -86,7 +88,9 @@ def _strengths(cfg: Config, checkpoint: str) -> dict[str, float]:
 def _attention_alone(layer: SoftAttention, joined: Tensor) -> float:
     """Mean square of what is joined to the output (B, N, C), without the local term."""
     x, grid = layer.seen
-    return (joined - layer._local(layer.v(x), grid)).square().mean().item()
+    kernels = layer.local.repeat_interleave(x.shape[2] // layer.num_heads, 0)  # (C, 1, k, k)
+    local = F.conv2d(to_map(layer.v(x), grid), kernels, padding='same', groups=x.shape[2])
+    return (joined - to_tokens(local)).square().mean().item()
 
 
 def _config(attn: str, arch: str) -> Config:
