@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Weights = Mapping[str, Tensor]
+from mmsoft.weights import Weights
+
 Translation = Callable[[Weights], dict[str, Tensor]]
 
 

@@ -81,7 +81,7 @@ def check_entries(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
         raise ValueError('the entries of its archive are larger than the file')
     if not any(entry.CRC for entry in entries.values()):
         for entry in entries.values():
-            entry.CRC = None  # torch.serialization.set_crc32_options(False) writes none
+            entry.CRC = None  # pyright: ignore[reportAttributeAccessIssue] # torch.serialization.set_crc32_options(False) writes none
     return entries
 
 
@@ -111,7 +111,7 @@ def _read_zip(file: BinaryIO) -> Any:
 
 
 def _read_into(target: Tensor, file: Any) -> None:
-    view = memoryview(target.numpy())
+    view = memoryview(target.numpy())  # pyright: ignore[reportArgumentType]
     while view:
         count = file.readinto(view[:_CHUNK])
         if not count:
