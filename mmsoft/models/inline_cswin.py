@@ -60,7 +60,8 @@ class InLineCSwin(InLinePyramid):
 
     def _block(self, stage: int, index: int, drop_path: float) -> nn.Module:
         dim = self.arch.dims[stage]
-        return CSwinBlock(dim, self._attention(stage, index), Mlp(dim, 4 * dim), drop_path, eps=1e-5)
+        mlp = Mlp(dim, 4 * dim, 'none', self.recompute)
+        return CSwinBlock(dim, self._attention(stage, index), mlp, drop_path, eps=1e-5)
 
     def _attention(self, stage: int, index: int) -> CrossShapedAttention:
         dim, heads = self.arch.dims[stage], self.arch.heads[stage]

@@ -5,6 +5,7 @@ Touvron et al., "Training data-efficient image transformers & distillation throu
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class InLineDeiT(Backbone):
         out_indices: Maps of the pyramid that are returned: strides 4, 8, 16, 32 and C / 4, C / 2, C, C channels.
         frozen_stages: -1 freezes nothing, 0 the embedding and positions, k also the first k layers.
         with_cp: Checkpoint every layer: less memory, more time.
+        recompute: Whether backward computes the MLPs' hidden maps again: less memory, more time. None: on CPUs only.
         drop_path_rate: Stochastic depth of the last layer; it rises linearly from 0.
         init_cfg: As in MMEngine; ``dict(type='Pretrained', checkpoint=...)`` loads weights.
     """
@@ -63,6 +65,7 @@ class InLineDeiT(Backbone):
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
         with_cp: bool = False,
+        recompute: bool | None = None,
         drop_path_rate: float = 0.1,
         init_cfg: dict | list | None = None,
         **unknown: Any,
@@ -85,8 +88,9 @@ class InLineDeiT(Backbone):
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         nn.init.trunc_normal_(self.cls_position, std=0.02)
         (rates,) = drop_path_rates(drop_path_rate, arch.depths)
+        mlp = partial(Mlp, dim, 4 * dim, 'none', recompute)
         self.blocks = nn.ModuleList(
-            PreNormBlock(dim, InLineAttention(dim, heads, kernel), Mlp(dim, 4 * dim), rate, eps=1e-6) for rate in rates
+            PreNormBlock(dim, InLineAttention(dim, heads, kernel), mlp(), rate, eps=1e-6) for rate in rates
         )
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.pyramid = SimplePyramid(dim, self.out_indices)

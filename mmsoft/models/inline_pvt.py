@@ -58,7 +58,8 @@ class InLinePVT(InLinePyramid):
     def _block(self, stage: int, index: int, drop_path: float) -> nn.Module:
         dim = self.arch.dims[stage]
         attn = InLineAttention(dim, self.arch.heads[stage], self.kernel)
-        return PreNormBlock(dim, attn, Mlp(dim, self.mlp_ratios[stage] * dim), drop_path, eps=1e-6)
+        mlp = Mlp(dim, self.mlp_ratios[stage] * dim, 'none', self.recompute)
+        return PreNormBlock(dim, attn, mlp, drop_path, eps=1e-6)
 
     def _norm(self) -> nn.Module:
         return nn.Identity()

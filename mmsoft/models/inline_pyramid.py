@@ -30,6 +30,7 @@ class InLinePyramid(Backbone):
         out_indices: Stages (0 to 3) whose maps are returned; none is built after the last of them.
         frozen_stages: -1 freezes nothing, 0 the first embedding, k also the first k stages.
         with_cp: Checkpoint every layer: less memory, more time.
+        recompute: Whether backward computes the MLPs' hidden maps again: less memory, more time. None: on CPUs only.
         drop_path_rate: Stochastic depth of the last layer; it rises linearly from 0.
         init_cfg: As in MMEngine; ``dict(type='Pretrained', checkpoint=...)`` loads weights.
     """
@@ -48,6 +49,7 @@ class InLinePyramid(Backbone):
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
         with_cp: bool = False,
+        recompute: bool | None = None,
         drop_path_rate: float = 0.1,
         init_cfg: dict | list | None = None,
         **unknown: Any,
@@ -56,7 +58,7 @@ class InLinePyramid(Backbone):
         flag('with_cp', with_cp)
         arch = resolve_inline_arch(arch, self.archs, self.inline_stages, self.mixed)
         super().__init__(arch.dims, STRIDES, out_indices, frozen_stages, False, init_cfg)
-        self.arch, self.kernel = arch, choose('kernel', kernel, KERNELS)
+        self.arch, self.kernel, self.recompute = arch, choose('kernel', kernel, KERNELS), recompute
         self.in_channels, self.img_size = whole('in_channels', in_channels), image_sides(img_size)
         rates = drop_path_rates(drop_path_rate, arch.depths)
         self.stages = nn.ModuleList()

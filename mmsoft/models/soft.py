@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmsoft.layers import ConvUnit, Mlp, PositionTable, PostNormBlock, PreNormBlock, embedded_size, stem
+from mmsoft.layers import Block, ConvUnit, Mlp, PositionTable, PostNormBlock, PreNormBlock, embedded_size, stem
 from mmsoft.layers.landmarks import SAMPLINGS
 from mmsoft.ops.checks import choose, flag, whole
 from mmsoft.ops.newton import BACKWARDS
@@ -75,6 +75,7 @@ class SOFT(Backbone):
         frozen_stages: -1 freezes nothing, 0 the first embedding, k also the first k stages.
         norm_eval: Keep BatchNorm in evaluation mode while training.
         with_cp: Checkpoint every layer: less memory, more time.
+        recompute: Whether backward computes the MLPs' hidden maps again: less memory, more time. None: on CPUs only.
         drop_path_rate: Stochastic depth of the last layer; it rises linearly from 0.
         init_cfg: As in MMEngine; ``dict(type='Pretrained', checkpoint=...)`` loads weights.
     """
@@ -97,6 +98,7 @@ class SOFT(Backbone):
         frozen_stages: int = -1,
         norm_eval: bool = False,
         with_cp: bool = False,
+        recompute: bool | None = None,
         drop_path_rate: float = 0.1,
         init_cfg: dict | list | None = None,
         **unknown: Any,
@@ -130,7 +132,7 @@ class SOFT(Backbone):
                 embed = stem(in_channels, dims[0], overlap, strides[0])
             else:
                 embed = ConvUnit(dims[i - 1], dims[i], 2, overlap) if pyramid else nn.Identity()
-            blocks = _blocks(place, specs[i], i == 3, rates[i])
+            blocks = _blocks(place, specs[i], i == 3, rates[i], recompute)
             position = PositionTable(grid, dims[i]) if i == 0 or pyramid else nn.Identity()
             self.stages.append(Stage(embed, position, blocks, with_cp))
         if len(self.stages) == len(STRIDES):
@@ -175,15 +177,17 @@ def _check_options(specs: Sequence[Mapping[str, Any]], landmarks: Mapping[str, A
         reject_idle(SOFT, dict(landmark_seed=landmarks['seed']), "no landmarks are sampled at 'random'")
 
 
-def _blocks(place: Place, spec: Mapping[str, Any], last: bool, drop_paths: Sequence[float]) -> list[PostNormBlock]:
+def _blocks(
+    place: Place, spec: Mapping[str, Any], last: bool, drop_paths: Sequence[float], recompute: bool | None
+) -> list[Block]:
     """Stages 1 to 3 normalise after each residual and take the tanh GELU, stage 4 before it and the exact one."""
     dim, blocks = place.dim, []
     for index, drop_path in enumerate(drop_paths):
         attention = build_attention(spec, place._replace(layer=place.layer + index))
         if last:
-            blocks.append(PreNormBlock(dim, attention, Mlp(dim, 4 * dim), drop_path, eps=1e-6))
+            blocks.append(PreNormBlock(dim, attention, Mlp(dim, 4 * dim, 'none', recompute), drop_path, eps=1e-6))
         else:
-            blocks.append(PostNormBlock(dim, attention, Mlp(dim, 4 * dim, approximate='tanh'), drop_path, eps=1e-5))
+            blocks.append(PostNormBlock(dim, attention, Mlp(dim, 4 * dim, 'tanh', recompute), drop_path, eps=1e-5))
     return blocks
 
 
