@@ -4,8 +4,9 @@ from mmsoft.versions import require
 
 require('torchvision')
 
+from . import cross_shaped_attention
 from .block import Mlp, PostNormBlock, PreNormBlock
-from .cross_shaped_attention import CrossShapedAttention, CSwinBlock, GlobalBranch, InLineBranch, StripeBranch
+from .cross_shaped_attention import *
 from .inline_attention import InLineAttention
 from .landmarks import Landmarks
 from .linear_attention import LinearAttention
@@ -20,12 +21,8 @@ from .softmax_attention import SoftmaxAttention
 from .swin import PatchMerging, WindowAttention
 
 __all__ = [
-    'CSwinBlock',
     'ConvUnit',
-    'CrossShapedAttention',
-    'GlobalBranch',
     'InLineAttention',
-    'InLineBranch',
     'Landmarks',
     'LinearAttention',
     'LinformerAttention',
@@ -40,10 +37,10 @@ __all__ = [
     'SimplePyramid',
     'SoftAttention',
     'SoftmaxAttention',
-    'StripeBranch',
     'WindowAttention',
     'embedded_size',
     'redraw_features',
     'resize_table',
     'stem',
 ]
+__all__ += cross_shaped_attention.__all__
