@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import http.server
+import importlib
 import io
 import os
 import pickle
@@ -19,6 +20,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from safetensors.torch import save_file
 
+import mmsoft
 from mmsoft.checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -269,6 +271,13 @@ def test_a_path_beside_the_weights_is_passed_by_whatever_wrote_it(kind):
     """On another system, or with Python 3.13, where paths come from a module of another name."""
     module, name = kind.encode().split()
     assert Machine(SKIPPED, 99).run(io.BytesIO(b'c' + module + b'\n' + name + b'\n(Vruns\ntR.')) == {}
+
+
+def test_modules_of_before_are_those_of_now():
+    for name in ('archives', 'files', 'messages', 'meta', 'pickles', 'renaming', 'shapes', 'sources', 'writing'):
+        before = importlib.import_module(f'mmsoft.checkpoints.{name}')
+        assert before is importlib.import_module(f'mmsoft.weights.{name}') is getattr(mmsoft.checkpoints, name)
+    assert importlib.import_module('mmsoft.checkpoints.families').FAMILIES is FAMILIES
 
 
 def test_a_checkpoint_tells_what_it_holds(golden, tmp_path):

@@ -1,19 +1,23 @@
 """What is registered from outside: known everywhere, under a name of its own. docs/ has the two examples."""
 
+import os
 import re
+import subprocess
+import sys
+from dataclasses import replace
 
 import own_attention
 import own_family
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, TOOLS
 
 import mmsoft
 from mmsoft.checkpoints import CheckpointError, convert, from_published, load, read_architecture
 from mmsoft.engine.complexity import count_parts
 from mmsoft.engine.config import load_config
 from mmsoft.models import ATTENTIONS, FAMILIES, SOFT, Arch, Family
-from mmsoft.models.family import for_each_family
+from mmsoft.models.family import for_each_family, our_family
 from mmsoft.registry import MODELS
 
 SMALL = dict(dims=(16, 32, 48, 64), heads=(1, 1, 1, 1), depths=(1, 2, 1, 1))
@@ -67,8 +71,13 @@ class Net(torch.nn.Module):
     """Neither of these is ever built."""
 
 
-class NetClassifier(torch.nn.Module):
-    pass
+class NetClassifier(Net): ...
+
+
+class Own(Net): ...
+
+
+class OwnClassifier(Net): ...
 
 
 @pytest.mark.parametrize(
@@ -99,6 +108,22 @@ def test_who_follows_the_table_sees_what_comes_later(monkeypatch):
     assert seen == [*FAMILIES, 'Net']
 
 
+def test_weights_that_look_like_another_familys(monkeypatch):
+    """Those of a family of one's own may have all names of one of ours: more names tell them apart, and only those."""
+    monkeypatch.setattr('mmsoft.models.family.FAMILIES', dict(FAMILIES))
+    monkeypatch.setattr('mmsoft.models.family._followers', [])
+    with torch.device('meta'):
+        swin = mmsoft.InLineSwin('tiny').state_dict()
+    net = Family(title='Net', backbone=Net, classifier=NetClassifier, archs={}, ours=FAMILIES['InLine-Swin'].ours)
+    mmsoft.register_family(net)
+    with pytest.raises(
+        CheckpointError, match=r'names of InLine-Swin and of Net: register .* with more names in `ours`'
+    ):
+        our_family(swin)
+    mmsoft.register_family(replace(net, title='Own', backbone=Own, classifier=OwnClassifier, ours=(*net.ours, 'own')))
+    assert our_family(swin | dict(own=torch.ones(1))).title == 'Own'
+
+
 def test_the_config_knows_both(tmp_path):
     """Of a detector, through custom_imports; get_flops counts them."""
     base = "_base_ = __import__('mmsoft').config_path('retinanet_soft_pp_tiny_1x_coco')\n"
@@ -115,6 +140,21 @@ def test_the_config_knows_both(tmp_path):
     assert isinstance(
         MODELS.build(dict(type='mmsoft.ConvFormerClassifier', arch=SMALL)), own_family.ConvFormerClassifier
     )
+
+
+def test_the_converter_is_told_of_it(tmp_path):
+    """Its command line reads no config that could import the family."""
+    torch.save(mmsoft.ConvFormer(SMALL).state_dict(), tmp_path / 'ours.pth')
+    command = [sys.executable, TOOLS / 'convert_checkpoint.py', 'ours.pth', 'theirs.pth']
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join((str(ROOT), str(ROOT / 'docs'))))
+    for options, said in (
+        ([], "'ours.pth' holds neither the authors' names of known weights nor ours"),
+        (['--import', 'none_such'], "argument --import: 'none_such' cannot be imported: No module named 'none_such'"),
+        (['--import', 'own_family'], 'a backbone, ConvFormer'),
+    ):
+        run = subprocess.run([*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert said in run.stdout + run.stderr
+        assert (run.returncode == 0) == (tmp_path / 'theirs.pth').is_file() == (options[-1:] == ['own_family'])
 
 
 def test_the_converter_knows_the_family(tmp_path):
