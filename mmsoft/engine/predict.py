@@ -23,7 +23,7 @@ from torch import nn
 from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
 from mmsoft.datasets.class_folders import ClassSample, class_names, make_transform, places
 from mmsoft.datasets.layout import leaf_datasets
-from mmsoft.datasets.reading import FaultRecord
+from mmsoft.datasets.reading import FaultRecord, check_sides
 from mmsoft.files import json_name, json_text, places_below
 from mmsoft.versions import require
 from mmsoft.visualization import DrawnVideo, can_write, draw_sample, opencv_name, write_picture
@@ -314,10 +314,13 @@ class _Predictor:
 def _class_pipeline(transform: Mapping[str, Any]) -> Callable[[dict], dict]:
     """From a BGR image (H, W, 3) to what a classifier takes."""
     run = make_transform(transform)
-    return lambda data: dict(
-        inputs=run(Image.fromarray(mmcv.bgr2rgb(data['img']))),
-        data_samples=ClassSample(metainfo=dict(img_path=data['img_path'])),
-    )
+
+    def prepare(data: dict) -> dict:
+        check_sides(*data['img_shape'])
+        picture = Image.fromarray(mmcv.bgr2rgb(data['img']))
+        return dict(inputs=run(picture), data_samples=ClassSample(metainfo=dict(img_path=data['img_path'])))
+
+    return prepare
 
 
 def category_ids(cfg: Config, classes: Sequence[str]) -> tuple[list[int], str]:
