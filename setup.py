@@ -9,7 +9,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 # Where OpenMMLab's tools look for them.
 DATA = ('tools', 'configs')
-NOT_SHIPPED = shutil.ignore_patterns('__pycache__', 'check_platforms.py')  # the latter is for checkouts
+# Research and what checks a checkout: packages below tools/, and the commands that need them.
+NOT_SHIPPED = shutil.ignore_patterns('__pycache__', 'benchmark*', 'studies', 'compare_*', 'zoo', 'check_*')
 
 
 class BuildWithData(build_py):

@@ -4,10 +4,12 @@ import errno
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import count
+from math import isfinite
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 WINDOWS = os.name == 'nt'
@@ -55,7 +57,28 @@ def json_text(name: str) -> str:
 def json_name(key: str, name: str) -> dict[str, str]:
     """``{key: name}``; if it is not UTF-8, ``<key>_bytes`` has its bytes, percent-encoded."""
     text = json_text(name)
-    return {key: text} if text == name else {key: text, f'{key}_bytes': quote_from_bytes(_bytes(name))}
+    return {key: text} if text == name else {key: text, f'{key}_bytes': _quoted(name)}
+
+
+def json_names(key: str, names: Sequence[str]) -> dict[str, list[str]]:
+    """The same of several names."""
+    texts = list(map(json_text, names))
+    return {key: texts} if texts == list(names) else {key: texts, f'{key}_bytes': [*map(_quoted, names)]}
+
+
+def json_plain(value: Any) -> Any:
+    """The value with text that JSON can hold, and null for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {json_plain(key): json_plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_plain(entry) for entry in value]
+    if isinstance(value, str):
+        return json_text(value)
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _quoted(name: str) -> str:
+    return quote_from_bytes(_bytes(name))
 
 
 def name_from_json(key: str, entry: Mapping[str, str]) -> str:
@@ -113,6 +136,11 @@ def _candidates(name: str, target: str) -> Iterator[str]:
     for salt in count():
         digest = sha256(b'%d/' % salt + _bytes(name)).hexdigest()[:16]
         yield f'{letters}-{digest}{parts[2]}'
+
+
+def is_file_name(name: str, room: int) -> bool:
+    """Whether files may be called so, with ``room`` more bytes behind it."""
+    return '/' not in name and _is_ordinary(name) and len(name.encode()) + room <= LONGEST
 
 
 def _is_ordinary(name: str) -> bool:

@@ -1,12 +1,13 @@
-"""Shared fixtures: golden weights, a small architecture, quiet threads."""
+"""Shared fixtures, and on which device tests compute."""
 
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import Golden
+from helpers import DEVICE, Golden
 from small_worlds import SMALL
 
 from mmsoft.datasets.miniature import WORLDS, write_world
@@ -17,9 +18,29 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return Golden(request.param)
 
 
+ON_DEVICE = {'ops', 'layers', 'models', 'mmcv_ops'}  # rooms whose tests need tensors only
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if DEVICE.type == 'cuda' and not torch.cuda.is_available():
+        raise pytest.UsageError(f'MMSOFT_TEST_DEVICE is {DEVICE}, and torch finds no GPU; see python -m mmsoft.env')
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in ON_DEVICE:
+            item.add_marker('cuda')
+
+
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where tensors and models of the test are made: on MMSOFT_TEST_DEVICE if the test is marked cuda."""
     torch.manual_seed(0)
+    if DEVICE.type == 'cpu' or not request.node.get_closest_marker('cuda'):
+        yield torch.device('cpu')
+        return
+    with DEVICE:
+        yield DEVICE
 
 
 @pytest.fixture(scope='session')

@@ -41,7 +41,9 @@ def test_the_wheel_holds_everything_and_is_small(wheel, tracked, tmp_path):
     assert {name.removeprefix('mmsoft/') for name in tracked if name.startswith('mmsoft/')} <= shipped
     configs = {f'.mim/{name}' for name in tracked if name.startswith('configs/')}
     assert len(configs) > 24
-    assert configs | {'.mim/tools/benchmark.py', '.mim/model-index.yml', 'py.typed'} <= shipped
+    assert configs | {'.mim/tools/train.py', '.mim/tools/model_zoo.py', '.mim/model-index.yml', 'py.typed'} <= shipped
+    research = ('benchmark', 'studies', 'zoo', 'compare_', 'check_')
+    assert not [name for name in shipped if name.startswith(tuple(f'.mim/tools/{part}' for part in research))]
     assert wheel.stat().st_size < 400_000
 
 

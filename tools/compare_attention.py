@@ -8,8 +8,9 @@ from mmsoft.versions import require
 
 require('mmengine', 'mmcv', 'mmdet', 'timm')
 
-from mmsoft.engine.attention_study import TITLES, claims_table, save, study, study_table
-from mmsoft.engine.benchmark.measure import Options
+from benchmark.measure import Options
+from studies.attention import TITLES, claims_table, save, study, study_table
+
 from mmsoft.engine.cli import run_tool
 
 

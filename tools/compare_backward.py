@@ -6,8 +6,8 @@ import platform
 from pathlib import Path
 
 import torch
+from studies.backward import summarise, train_pair
 
-from mmsoft.engine.backward_study import summarise, train_pair
 from mmsoft.engine.cli import run_tool
 
 

@@ -6,8 +6,9 @@ from mmsoft.versions import require
 
 require('mmengine', 'mmcv', 'timm')
 
+from studies.sizes import save, study, study_table
+
 from mmsoft.engine.cli import run_tool
-from mmsoft.engine.size_study import save, study, study_table
 
 
 def main() -> None:

@@ -166,8 +166,7 @@ def _put_in_place(draft: Path, folder: Path) -> None:
 
 
 def _write_image(path: Path, image: np.ndarray) -> None:
-    if not cv2.imwrite(str(path), image):
-        raise OSError(f'could not write {str(path)!r}; is the disk full?')
+    path.write_bytes(cv2.imencode(path.suffix, image)[1])  # a name that is not UTF-8 ends the process in OpenCV
 
 
 def _write_coco(folder: Path, split: str, drawn: Iterator[Scene]) -> None:

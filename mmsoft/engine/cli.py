@@ -1,5 +1,7 @@
 """What the tools share."""
 
+import argparse
+import importlib
 import io
 import sys
 import traceback
@@ -13,7 +15,11 @@ TOLD = (OSError, ValueError, RuntimeError, ImportError, TypeError)
 
 
 def run_tool(main: Callable[[], None]) -> None:
-    """Call ``main``; an error of the package itself, or of a full disk, is told in its own words, with no traceback."""
+    """Call ``main``; our own errors, and those of a full disk, are told in their own words, with no traceback.
+
+    Our own are raised in the package, or in a package beside the tool.
+    """
+    tools = Path(main.__code__.co_filename).parent
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')  # names of files hold what a terminal may not take
@@ -21,10 +27,30 @@ def run_tool(main: Callable[[], None]) -> None:
         main()
     except TOLD as error:
         chain = list(_chain(error))  # MMEngine tells of an error in what it builds by another one
-        told = next((own for own in chain if _is_ours(own)), None) or next(filter(disk_is_full, chain), None)
+        told = next((link for link in chain if _is_ours(link, tools)), None) or next(filter(disk_is_full, chain), None)
         if told is None:
             raise
         sys.exit(shown(f'error: {told}', keep='\n'))
+
+
+def add_import(parser: argparse.ArgumentParser) -> None:
+    """``--import``, for tools that read no config, whose custom_imports would say it."""
+    parser.add_argument(
+        '--import',
+        dest='imports',
+        type=_imported,
+        nargs='+',
+        metavar='MODULE',
+        help='modules that register families of your own, found as Python finds them (PYTHONPATH)',
+    )
+
+
+def _imported(name: str) -> str:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise argparse.ArgumentTypeError(f'{name!r} cannot be imported: {error}') from error
+    return name
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -34,7 +60,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether the package raised it; one that nobody raised has no frames."""
+def _is_ours(error: BaseException, tools: Path) -> bool:
+    """One that nobody raised has no frames."""
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, TOLD) and bool(frames) and PACKAGE in Path(frames[-1].filename).parents
+    if not isinstance(error, TOLD) or not frames:
+        return False
+    folder = Path(frames[-1].filename).parent
+    return tools in folder.parents or PACKAGE in (folder, *folder.parents)

@@ -16,11 +16,12 @@ from mmengine.runner import Runner
 
 from mmsoft.datasets.reading import SIZE_IF_UNKNOWN, FaultRecord, read_faults
 from mmsoft.datasets.seeding import mix_seeds
-from mmsoft.files import places_below
+from mmsoft.files import json_names, places_below
 from mmsoft.registry import HOOKS
-from mmsoft.visualization import draw_sample, write_picture
+from mmsoft.visualization import write_picture
 
 from .saving import collect_for
+from .tasks import task_of
 
 
 class InvalidLossError(RuntimeError):
@@ -87,7 +88,7 @@ class StopAtInvalidLoss(Hook):
             return
         iteration, files, _ = pending[finite.index(False)]
         report = Path(runner.work_dir, f'invalid_loss_rank{runner.rank}.json')
-        report.write_text(json.dumps(dict(iteration=iteration + 1, files=files), indent=1) + '\n')
+        report.write_text(json.dumps(dict(iteration=iteration + 1, **json_names('files', files)), indent=1) + '\n')
         raise InvalidLossError(
             f'the loss of iteration {iteration + 1} is not a finite number; its files are in {str(report)!r}. '
             'Look at their annotations, or train with a lower lr, clipped gradients or without --amp; '
@@ -147,10 +148,11 @@ class DrawPredictions(Hook):
 
     def __init__(self, folder: str, score_thr: float = 0.3) -> None:
         self.folder, self.score_thr = Path(folder), score_thr
-        self.places, self.faults = {}, FaultRecord(None)
+        self.places, self.faults, self.lost = {}, FaultRecord(None), None
 
     def before_test_epoch(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
+        self.draw = task_of(runner.cfg).draw
         prefix = getattr(dataset, 'data_prefix', {})
         images = prefix.get('img') or prefix.get('img_path') or '.'
         paths = [dataset.get_data_info(index)['img_path'] for index in range(len(dataset))]
@@ -161,14 +163,21 @@ class DrawPredictions(Hook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Sequence | None = None
     ) -> None:
         meta = runner.test_dataloader.dataset.metainfo
-        for sample in outputs:
+        for sample in () if self.lost else outputs:
             try:
-                picture = draw_sample(_image(sample), sample, meta, self.score_thr)
+                picture = self.draw(_image(sample), sample, meta, self.score_thr)
                 write_picture(picture, self.places[sample.img_path])
                 self.faults.none()
             except Exception as error:  # metrics are not lost for a drawing
                 runner.logger.warning(f'{sample.img_path} cannot be drawn: {type(error).__name__}: {error}')
-                self.faults.add(sample.img_path, error, 'drawing')
+                self._count(sample.img_path, error)
+
+    def _count(self, path: str, error: Exception) -> None:
+        """Too many faults, or a full disk, end the drawing."""
+        try:
+            self.faults.add(path, error, 'drawing')
+        except (OSError, RuntimeError) as end:
+            self.lost = end
 
 
 def _below(folder: str, path: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mmengine.visualization import LocalVisBackend, Visualizer
 
-from mmsoft.files import shown
+from mmsoft.files import json_text, shown
 
 
 class LogKeeper:
@@ -61,7 +61,7 @@ class LogKeeper:
                 self._begin_anew(file.parent)
             size = file.stat().st_size if file.exists() else 0
             try:
-                dump(row, path, form)
+                dump({json_text(str(name)): value for name, value in row.items()}, path, form)
             except OSError:
                 with suppress(OSError):
                     os.truncate(path, size)

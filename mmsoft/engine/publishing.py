@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,13 +19,16 @@ from mmsoft.checkpoints.families import our_family
 from mmsoft.checkpoints.loading import take_prefix
 from mmsoft.checkpoints.sources import HASH_LENGTH, is_remote, sha256_of
 from mmsoft.checkpoints.writing import WRITTEN, to_bytes, write
+from mmsoft.files import is_file_name, json_plain
 
-from .config import LOADERS, as_written, walk_dicts
+from .parts import LOADERS, walk_dicts
 
+ROOM = len('-<hash>.safetensors') + 64  # of a file's name, behind the one that is given
 CHOICES = (*PARTS, 'model')
 KEPT_META = ('epoch', 'iter', 'seed', 'versions', 'dataset_meta', 'weights')
 # Of a config, where a run was and what it went on from.
 _OF_THE_RUN = ('work_dir', 'load_from', 'resume')
+_INFINITE = dict(inf=math.inf, nan=math.nan)  # the one NaN, which equals itself within a list
 _PATH = re.compile(r'(?<![\w.:/~\\])(~[\w.-]*|[A-Za-z]:)?[/\\][\w.+@%~-]+([/\\][\w.+@%~-]*)*')
 
 
@@ -49,12 +53,12 @@ def publish(
     found = checkpoint.get('meta')
     found = found if isinstance(found, Mapping) else {}
     name = name or _name_of(source, found)
-    if Path(name).name != name or name.endswith(WRITTEN):
-        raise CheckpointError(f'--name is a name without folder and suffix; got {name!r}')
-    config, remarks = _config_of(found)
+    if not is_file_name(name, ROOM) or name.endswith(WRITTEN):
+        raise CheckpointError(f'--name is a short name without folder and suffix; got {name[:200]!r}')
+    config, text, remarks = _config_of(found)
     meta = {key: _clean(found[key]) for key in KEPT_META if key in found}
     if config:
-        meta['cfg'] = Config(config).pretty_text
+        meta['cfg'] = text
     if 'weights' not in meta:
         trained = 'as trained' if 'optimizer' in checkpoint else 'not known'
         meta['weights'] = 'averaged over training (EMA)' if EMA_KEY in checkpoint else trained
@@ -106,7 +110,7 @@ def _write(folder: Path, contents: Mapping[str, bytes], card: dict[str, Any]) ->
     for file, content in contents.items():
         write(content, folder / file)
         card['files'][file] = dict(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
-    write((json.dumps(card, indent=1, default=float) + '\n').encode(), path)
+    write((json.dumps(json_plain(card), indent=1, default=float) + '\n').encode(), path)
     return [*(folder / file for file in contents), path]
 
 
@@ -130,24 +134,34 @@ def _name_of(source: str | Path, meta: Mapping[str, Any]) -> str:
     """Of the experiment, without its time; else the file's, without suffix and hash."""
     experiment = re.sub(r'_?\d{8}_\d{6}$', '', str(meta.get('experiment_name', '')))
     stem = Path(str(source).split('?')[0]).stem
-    return experiment or re.sub(rf'-(?=\d*[a-f])[0-9a-f]{{{HASH_LENGTH},64}}$', '', stem)
+    return (
+        experiment
+        if is_file_name(experiment, ROOM)
+        else re.sub(rf'-(?=\d*[a-f])[0-9a-f]{{{HASH_LENGTH},64}}$', '', stem)
+    )
 
 
-def _config_of(meta: Mapping[str, Any]) -> tuple[dict, list[str]]:
-    """The config of a run as it was written, without its paths; remarks."""
+def _config_of(meta: Mapping[str, Any]) -> tuple[dict, str, list[str]]:
+    """The config of a run as it was written, without its paths; its text; remarks."""
     text = meta.get('cfg')
     if not isinstance(text, str):
-        return {}, ['the checkpoint holds no config: attention, data and seed are not on the card']
+        return {}, '', ['the checkpoint holds no config: attention, data and seed are not on the card']
     try:
-        tree = _evaluate_config(text)
-        if tree.get('work_dir'):  # files in it keep their names
-            tree = _evaluate_config(text.replace(f"'{tree['work_dir'].rstrip('/')}/", "'"))
-    except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
-        return {}, ['the config in the checkpoint is left out: it is not made of plain values alone']
-    for loader in LOADERS:
-        if tree.get(loader) is not None:
-            tree[loader] = as_written(tree[loader])
-    return _clean({key: value for key, value in tree.items() if key not in _OF_THE_RUN}), []
+        tree = _without_run(text)
+        written = Config(tree).pretty_text
+        if _evaluate_config(written) != tree:  # a name with quotes in it would be read as code
+            raise ValueError(written)
+        _data(tree)
+    except Exception:  # hostile text makes Python's parser and MMEngine fail in many ways
+        return {}, '', ['the config in the checkpoint is left out: it is not made of plain values alone']
+    return tree, written, []
+
+
+def _without_run(text: str) -> dict:
+    tree = _evaluate_config(text)
+    if tree.get('work_dir'):  # files in it keep their names
+        tree = _evaluate_config(text.replace(f"'{tree['work_dir'].rstrip('/')}/", "'"))
+    return _clean({key: value for key, value in tree.items() if key not in _OF_THE_RUN})
 
 
 def _evaluate_config(text: str) -> dict:
@@ -164,7 +178,7 @@ def _evaluate(node: ast.expr) -> Any:
     if isinstance(node, (ast.List, ast.Tuple)):
         return (list if isinstance(node, ast.List) else tuple)(_evaluate(value) for value in node.elts)
     if isinstance(node, ast.Name) and node.id in ('inf', 'nan'):
-        return float(node.id)
+        return _INFINITE[node.id]
     return ast.literal_eval(node)
 
 
@@ -184,7 +198,7 @@ def _clean(value: Any) -> Any:
 
 
 def _without_folders(text: str) -> str:
-    text = re.sub(r'\b(?!https?:)[a-z0-9+]+://', '/', text)  # a bucket or a disk by address
+    text = re.sub(r'(?<![\w+])(?!https?:)[a-z0-9+]+://', '/', text)  # a bucket or a disk by address
     if re.match(r'[/\\~]|[A-Za-z]:[/\\]|\.\.[/\\]', text):
         return re.split(r'[/\\]', text.rstrip('/\\'))[-1]
     return _PATH.sub(lambda match: re.split(r'[/\\]', match[0].rstrip('/\\'))[-1], text)

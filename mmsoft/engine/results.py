@@ -2,10 +2,15 @@
 
 import json
 import os
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from mmengine.evaluator import DumpResults
+from mmengine.logging import print_log
 
 from mmsoft.checkpoints.writing import whole_file
 
@@ -55,6 +60,21 @@ class Results:
                     yield comma + line[1:-2]
                     comma = b', '
         yield b']'
+
+
+def dump_whole(metric: DumpResults) -> None:
+    """Let it write its pickle whole or not at all. ``lost`` is why not: the metrics beside it are not lost with it."""
+    metric.lost, metric.compute_metrics = None, partial(_dump, metric)
+
+
+def _dump(metric: DumpResults, results: list) -> dict:
+    try:
+        write_whole(Path(metric.out_file_path), [pickle.dumps(results)])
+    except OSError as error:
+        metric.lost = error
+    else:
+        print_log(f'predictions saved in {metric.out_file_path}', logger='current')
+    return {}
 
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> None:

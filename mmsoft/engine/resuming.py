@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.dist import all_gather, all_reduce
+from mmengine.hooks import EMAHook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
@@ -15,11 +16,17 @@ from torch import Tensor, nn
 from mmsoft.checkpoints import CheckpointError
 
 BUFFERS, GRADIENTS = 'buffers_of_ranks', 'gradients'  # keys of a checkpoint
+EMA_HOOK = 'EMAHook'  # among the buffers: the average that MMEngine's hook keeps
 KEPT, TIMED = 'keep_ckpt_ids', 'timed_checkpoints'  # in the message hub: numbers of files that will be removed
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     return model.module if is_model_wrapper(model) else model
+
+
+def average_of_mmengine(runner: Any) -> nn.Module | None:
+    """What its EMAHook keeps."""
+    return next((hook.ema_model.module for hook in runner.hooks if isinstance(hook, EMAHook)), None)
 
 
 def between_updates(runner: Any) -> bool:
@@ -71,11 +78,17 @@ def _statistics_of_ranks(model: nn.Module, world_size: int) -> list[dict[str, Te
     ]
 
 
-def take_own_buffers(checkpoint: dict, rank: int, world_size: int) -> None:
-    """Put this process's statistics where those of the first are; of another number of processes, the first's serve."""
+def take_own_buffers(checkpoint: dict, rank: int, world_size: int, average: nn.Module | None) -> None:
+    """Put this process's statistics where those of the first are; of another number of processes, the first's serve.
+
+    Hooks have sorted the parts of the checkpoint already, and loaded the ``average`` of MMEngine's EMAHook.
+    """
     for key, ranks in checkpoint.get(BUFFERS, {}).items():
-        if len(ranks) == world_size:
-            checkpoint[key] = {**checkpoint[key], **ranks[rank]}
+        if len(ranks) == world_size and key == EMA_HOOK:
+            if average is not None:
+                average.load_state_dict(ranks[rank], strict=False)
+        elif len(ranks) == world_size:
+            checkpoint[key].update(ranks[rank])  # a hook may hold this dict
 
 
 def take_gradients(checkpoint: dict, model: nn.Module) -> None:

@@ -17,6 +17,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
+from mmengine.registry import MODEL_WRAPPERS
 from mmengine.runner import BaseLoop
 from mmengine.runner.amp import autocast
 from mmengine.visualization import Visualizer
@@ -33,7 +34,7 @@ from .files import read_without_code
 from .logs import LogKeeper
 from .loops import LOOPS, EpochLoop
 from .preemption import protect
-from .resuming import own_files_only, take_gradients, take_own_buffers
+from .resuming import average_of_mmengine, own_files_only, take_gradients, take_own_buffers
 
 PARTIAL = '.part'  # a checkpoint while it is being written
 
@@ -84,7 +85,7 @@ class Runner(runner.Runner):
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Also for several processes without accelerators, where DDP takes no devices and there is no SyncBatchNorm."""
-        if not self.distributed or get_device() != 'cpu':
+        if not self.distributed or get_device() != 'cpu' or is_model_wrapper(model):
             return super().wrap_model(model_wrapper_cfg, model)
         self.logger.info('on CPUs, SyncBatchNorm becomes BatchNorm: each process has statistics of its own')
         options = dict(
@@ -92,9 +93,8 @@ class Runner(runner.Runner):
             broadcast_buffers=False,
             find_unused_parameters=self.cfg.get('find_unused_parameters', False),
         )
-        return super().wrap_model(
-            {**options, **(model_wrapper_cfg or {}), 'device_ids': None}, revert_sync_batchnorm(model)
-        )
+        wrapper = {**options, **(model_wrapper_cfg or {}), 'device_ids': None}
+        return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=revert_sync_batchnorm(model)))
 
     def scale_lr(self, optim_wrapper: OptimWrapper, auto_scale_lr: dict | None = None) -> None:
         """Batches whose gradients are added up are one."""
@@ -118,8 +118,9 @@ class Runner(runner.Runner):
             _check_resumable(checkpoint)
             if self.optim_wrapper is not None:
                 self._compare(filename, checkpoint)
-            take_own_buffers(checkpoint, self.rank, self.world_size)
         self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
+        if self._resume:
+            take_own_buffers(checkpoint, self.rank, self.world_size, average_of_mmengine(self))
         model = self.model.module if is_model_wrapper(self.model) else self.model
         weights = read_state_dict(choose_weights(checkpoint, resuming=self._resume))
         for pattern, replacement in revise_keys:
@@ -139,7 +140,20 @@ class Runner(runner.Runner):
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Go on with the run that wrote this checkpoint."""
         self._resume = True
-        super().resume(filename, *args, **kwargs)
+        try:
+            super().resume(filename, *args, **kwargs)
+            self._place(filename)
+        except CheckpointError:
+            raise
+        except Exception as error:  # torch and MMEngine take what they are given
+            raise CheckpointError(
+                f'checkpoint {str(filename)!r} cannot be resumed: its state is not that of this run '
+                f'({type(error).__name__}: {str(error)[:300]}); '
+                'start from its weights with --cfg-options load_from=<file>'
+            ) from error
+
+    def _place(self, filename: str) -> None:
+        """Where in the run the checkpoint lies, and what is to be done there."""
         checkpoint, changed, groups = vars(self).pop('_resumed')
         take_gradients(checkpoint, self.model)
         places = [hook.out_dir for hook in self.hooks if isinstance(hook, CheckpointHook) and hook.out_dir]
@@ -153,6 +167,11 @@ class Runner(runner.Runner):
             loop.first = self.iter - done
         if changed:
             as_configured(self, groups)
+        if self.iter > self.max_iters:
+            raise CheckpointError(
+                f'checkpoint {str(filename)!r} cannot be resumed: it is of iteration {self.iter}, and this run ends '
+                f'after {self.max_iters}'
+            )
         self.saved_iter = self.iter
 
     def _compare(self, filename: str, checkpoint: dict) -> None:
@@ -247,11 +266,16 @@ def _check_resumable(checkpoint: dict) -> None:
         )
     checkpoint['meta'] = known_meta(checkpoint['meta'])
     hub = checkpoint['message_hub']
-    parts = [hub.get(part) for part in ('resumed_keys', 'log_scalars')] if isinstance(hub, Mapping) else [None]
+    parts = (
+        [hub.get(part) for part in ('resumed_keys', 'log_scalars', 'runtime_info')]
+        if isinstance(hub, Mapping)
+        else [None]
+    )
     if not all(isinstance(part, Mapping) for part in parts):
         raise CheckpointError('this checkpoint cannot be resumed: its message_hub is not what MMEngine writes')
     # smoothed averages of the log, which start anew
-    hub['resumed_keys'] = {key: value for key, value in hub['resumed_keys'].items() if key not in hub['log_scalars']}
+    keys = hub['resumed_keys'].items()
+    hub['resumed_keys'] = {key: value for key, value in keys if key not in hub['log_scalars'] and type(value) is bool}
     hub['log_scalars'] = {}
 
 

@@ -15,7 +15,7 @@ from mmsoft.registry import HOOKS
 
 from .classification import AverageWeights
 from .preemption import Preempted, request
-from .resuming import TIMED, between_updates, collect
+from .resuming import EMA_HOOK, TIMED, average_of_mmengine, between_updates, collect
 from .watching import stop_listening
 
 UNITS = dict(s=1, min=60, h=3600, it=None)
@@ -35,8 +35,9 @@ def parse_interval(text: str) -> tuple[float, bool]:
 
 def collect_for(runner: Runner) -> dict[str, Any]:
     """What a checkpoint needs of all processes."""
-    average = next((hook.average.module for hook in runner.hooks if isinstance(hook, AverageWeights)), None)
-    return collect(runner, {} if average is None else {EMA_KEY: average})
+    ours = next((hook.average.module for hook in runner.hooks if isinstance(hook, AverageWeights)), None)
+    averages = {EMA_KEY: ours, EMA_HOOK: average_of_mmengine(runner)}
+    return collect(runner, {key: average for key, average in averages.items() if average is not None})
 
 
 @HOOKS.register_module()

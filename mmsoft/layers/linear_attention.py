@@ -16,7 +16,7 @@ class LinearAttention(MultiHead):
     """``phi(q) (phi(K)' V) / (phi(q) (phi(K)' 1))``, phi = elu + 1, relu or exp of queries and keys times d^(-1/4).
 
     Katharopoulos et al., "Transformers are RNNs", ICML 2020. A query and its multiples have the same weights with
-    relu: see engine.attention_claims.
+    relu: see tools/studies/claims.py.
     """
 
     def __init__(self, dim: int, num_heads: int, kernel: str = 'elu') -> None:

@@ -1,7 +1,7 @@
-"""Attentions by name: what ``attn`` of a backbone may say, and the layer that it means at a place in the network."""
+"""The one table of attentions: what ``attn`` of a backbone may say, and the layer that it means at its place."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -64,7 +64,7 @@ def _performer(place: Place, *, num_features: int = 64, seed: int = 0) -> Perfor
 
 
 def _nystromformer(place: Place, *, iterations: int = 6, sampling: str = 'avg_pool') -> NystromformerAttention:
-    options = place.landmarks | dict(sampling=sampling)
+    options: dict[str, Any] = {**place.landmarks, 'sampling': sampling}
     landmarks = Landmarks(place.dim // place.heads, place.ratio, **options)
     return NystromformerAttention(place.dim, place.heads, landmarks, iterations)
 
@@ -77,19 +77,59 @@ def _inline(place: Place, *, kernel: str = 'identity', local: bool = True) -> In
     return InLineAttention(place.dim, place.heads, kernel, local)
 
 
-# name -> builder, whose keyword arguments are the options that a dict may give
-ATTENTIONS: dict[str, Callable[..., nn.Module]] = dict(
-    soft_pp=_soft_pp,
-    soft=_plain_soft,
-    softmax=_softmax,
-    linformer=_linformer,
-    performer=_performer,
-    nystromformer=_nystromformer,
-    linear=_linear,
-    inline=_inline,
+class Attention(NamedTuple):
+    """A row of the table.
+
+    ``build`` takes a :class:`Place`; its keyword arguments are the options that a dict may give. ``linear``: whether
+    the cost is linear in tokens. ``reads``: those of ``SHARED`` that the layer takes from its place.
+    """
+
+    build: Callable[..., nn.Module]
+    title: str
+    linear: bool = True
+    reads: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a dict may give, and the defaults."""
+        _, *options = inspect.signature(self.build).parameters.values()
+        return {option.name: option.default for option in options}
+
+
+LANDMARKS = ('num_landmarks', 'landmark_seed')
+# options of the backbone that only some attentions read
+SHARED = (*LANDMARKS, 'landmark_sampling', 'newton_iters', 'newton_backward')
+ATTENTIONS = dict(
+    soft_pp=Attention(_soft_pp, 'SOFT++', reads=SHARED),
+    soft=Attention(_plain_soft, 'SOFT', reads=SHARED),
+    softmax=Attention(_softmax, 'softmax', linear=False),
+    linformer=Attention(_linformer, 'Linformer'),
+    performer=Attention(_performer, 'Performer'),
+    nystromformer=Attention(_nystromformer, 'Nyströmformer', reads=LANDMARKS),
+    linear=Attention(_linear, 'linear'),
+    inline=Attention(_inline, 'InLine'),
 )
-GAUSSIAN = ('soft_pp', 'soft')  # which read landmark_sampling and Newton's options
 Spec = str | Mapping[str, Any]
+
+
+def register_attention(
+    name: str, build: Callable[..., nn.Module], *, title: str = '', linear: bool = True, reads: Collection[str] = ()
+) -> None:
+    """Make an attention of your own known by name: to ``SOFT(attn=name)``, timm, configs, get_flops and the benchmark.
+
+    ``build(place, **options)`` gives the layer, which is called as ``layer(x, grid)``; see :class:`Attention`.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f'the name of an attention must be letters, digits and underscores; got {name!r}')
+    if name in ATTENTIONS:
+        raise ValueError(f'attention {name!r} is registered already: choose another name')
+    for option in reads:
+        choose(f'attention {name!r}: reads', option, SHARED)
+    row = Attention(build, title or name, flag(f'attention {name!r}: linear', linear), tuple(reads))
+    needed = [option for option, default in row.options.items() if default is inspect.Parameter.empty]
+    if needed:
+        raise ValueError(f'attention {name!r}: every option of its builder needs a default; {needed[0]!r} has none')
+    ATTENTIONS[name] = row
 
 
 def one_a_stage(attn: Spec | Sequence[Spec], last: str | None) -> list[dict[str, Any]]:
@@ -107,7 +147,7 @@ def one_a_stage(attn: Spec | Sequence[Spec], last: str | None) -> list[dict[str,
 def build_attention(spec: Mapping[str, Any], place: Place) -> nn.Module:
     """The layer of a checked ``spec`` at its place."""
     options = dict(spec)
-    return ATTENTIONS[options.pop('type')](place, **options)
+    return ATTENTIONS[options.pop('type')].build(place, **options)
 
 
 def _checked(spec: Spec) -> dict[str, Any]:
@@ -115,8 +155,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
         raise ValueError(f'attn of a stage must be a name or a dict with a type; got {spec!r}')
     spec = dict(type=spec) if isinstance(spec, str) else dict(spec)
     name = choose('attn', spec['type'], ATTENTIONS)
-    _, *known = inspect.signature(ATTENTIONS[name]).parameters.values()
-    defaults = {parameter.name: parameter.default for parameter in known}
+    defaults = ATTENTIONS[name].options
     for option, value in spec.items():
         if option not in ('type', *defaults):
             raise TypeError(f'attn {name!r} has no option {option!r}; its options are {", ".join(defaults)}')

@@ -5,6 +5,8 @@ from mmsoft.versions import require
 require('torch')
 
 from .attention import softmax_free_attention, softmax_free_attention_reference
+from .convolutions import conv_unit, window_conv, window_conv_reference
+from .dispatch import explain, force_from_environment, kernels
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
 from .inline import (
@@ -26,11 +28,14 @@ from .newton import (
 )
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
+from .slices import token_wise
 
 __all__ = [
     'bounded_grid',
+    'conv_unit',
     'dynamic_depthwise',
     'dynamic_depthwise_reference',
+    'explain',
     'from_windows',
     'gaussian_gram',
     'gaussian_kernel',
@@ -41,6 +46,7 @@ __all__ = [
     'guarded_scale_reference',
     'inline_attention',
     'inline_attention_reference',
+    'kernels',
     'lacking',
     'landmark_grid',
     'linear',
@@ -64,4 +70,9 @@ __all__ = [
     'to_multiples',
     'to_tokens',
     'to_windows',
+    'token_wise',
+    'window_conv',
+    'window_conv_reference',
 ]
+
+force_from_environment()  # once all operators, and so all kinds of kernels, are known

@@ -1,6 +1,5 @@
 """Checks of inputs and options, and precision rules, that operators, layers and models share."""
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,17 +47,6 @@ def choose(option: str, value: Any, choices: Iterable[Any]) -> Any:
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """Half precision is accumulated in float32; float32 and float64 stay as they are."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-
-
-def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
-    """Inside this region operators run in the dtype of their inputs, whatever autocast is set to."""
-    kind = tensor.device.type
-    return contextlib.nullcontext() if kind == 'meta' else torch.autocast(kind, enabled=False)
-
-
-def is_compiling() -> bool:
-    """Whether a graph is being made, by torch.compile, torch.export or torch.jit.trace."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from .checks import check, compute_dtype, no_autocast
+from .checks import check, compute_dtype
+from .dispatch import no_autocast
 
 # Exponents stop here: exp(-40) = 4e-18 is nothing beside the kernel's 1, while smaller values and their
 # products would be denormal numbers, on which CPUs take many times as long.

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import is_compiling
+from .dispatch import eager_cpu, operator
 
 SLOPE, CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
 
@@ -16,10 +16,18 @@ def gelu_tanh_reference(x: Tensor) -> Tensor:
     return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + CUBE * x**3))) / 2
 
 
+@operator(gelu_tanh_reference, example=lambda random: (random(3, 40),))
 def gelu_tanh(x: Tensor) -> Tensor:
     """As ``F.gelu(x, approximate='tanh')``, of any shape; on a CPU at half its time."""
-    if x.device.type != 'cpu' or x.dtype == torch.float64 or is_compiling():
-        return F.gelu(x, approximate='tanh')
+    return F.gelu(x, approximate='tanh')
+
+
+def _against_sigmoid(x: Tensor) -> str | None:
+    return eager_cpu(x) or ('float64 is computed in float64' if x.dtype == torch.float64 else None)
+
+
+@gelu_tanh.also('cpu', _against_sigmoid)
+def _gelu_tanh_cpu(x: Tensor) -> Tensor:
     return _GeluTanh.apply(x)
 
 

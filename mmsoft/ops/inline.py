@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import check, compute_dtype, is_compiling, no_autocast, saturating_cast
+from .checks import check, compute_dtype, saturating_cast
+from .dispatch import eager_cpu, eager_gpu, no_autocast, operator
 from .linear import linear_by_head
 
 
@@ -20,6 +21,10 @@ def inline_attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v
 
 
+@operator(
+    inline_attention_reference,
+    example=lambda random: (random(2, 3, 9, 4), random(2, 3, 7, 4), random(2, 3, 7, 5)),
+)
 def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """``y_i = s/n q_i (K' V) + (1 - s q_i.mean(k)) mean(v)`` with ``s = d^(-1/2)``, in O(N d e).
 
@@ -61,30 +66,22 @@ def dynamic_depthwise_reference(x: Tensor, kernels: Tensor) -> Tensor:
     return torch.cat(planes).view(x.shape)
 
 
+def _against_grouped(x: Tensor, kernels: Tensor) -> str | None:
+    return eager_gpu(x) or (None if x.numel() else 'there are no pixels')
+
+
+def _against_by_image(x: Tensor, kernels: Tensor) -> str | None:
+    return eager_cpu(x) or (None if x.numel() else 'there are no pixels')
+
+
+@operator(dynamic_depthwise_reference, example=lambda random: (random(2, 4, 6, 5), random(2, 4, 3, 3)))
 def dynamic_depthwise(x: Tensor, kernels: Tensor) -> Tensor:
     """A 3 x 3 convolution, zero-padded, with kernels of each image's own: x (B, C, H, W), kernels (B, C, 3, 3).
 
     As one convolution it has B C groups, and a graph that is exported would hold that number: graphs are a
-    sum of nine shifted products. CPUs have a fast convolution for each image that is channels last.
+    sum of nine shifted products.
     """
-    check(
-        x.dim() == 4 and kernels.shape == (*x.shape[:2], 3, 3),
-        'dynamic_depthwise takes x (B, C, H, W) and kernels (B, C, 3, 3)',
-        x=x,
-        kernels=kernels,
-    )
-    if is_compiling() or not x.numel():
-        return _shifted_products(x, kernels)
-    batch, channels = x.shape[:2]
-    if x.device.type == 'cpu':
-        pairs = [(x[i : i + 1], kernels[i].unsqueeze(1)) for i in range(batch)]
-        images = [F.conv2d(image, kernel, padding=1, groups=channels) for image, kernel in pairs]
-        return torch.cat(images) if batch > 1 else images[0]
-    planes, weight = x.flatten(0, 1).unsqueeze(0), kernels.flatten(0, 1).unsqueeze(1)
-    return F.conv2d(planes, weight, padding=1, groups=batch * channels).view(x.shape)
-
-
-def _shifted_products(x: Tensor, kernels: Tensor) -> Tensor:
+    _check_kernels(x, kernels)
     height, width = x.shape[2], x.shape[3]
     dtype = compute_dtype(x, kernels)
     padded, kernels = F.pad(x.to(dtype), (1, 1, 1, 1)), kernels.to(dtype)
@@ -93,3 +90,29 @@ def _shifted_products(x: Tensor, kernels: Tensor) -> Tensor:
         for j in range(3):
             y = y + padded[:, :, i : i + height, j : j + width] * kernels[:, :, i, j, None, None]
     return saturating_cast(y, x.dtype)
+
+
+@dynamic_depthwise.also('gpu', _against_grouped)
+def _dynamic_depthwise_gpu(x: Tensor, kernels: Tensor) -> Tensor:
+    _check_kernels(x, kernels)
+    planes, weight = x.flatten(0, 1).unsqueeze(0), kernels.flatten(0, 1).unsqueeze(1)
+    return F.conv2d(planes, weight, padding=1, groups=planes.shape[1]).view(x.shape)
+
+
+@dynamic_depthwise.also('cpu', _against_by_image)
+def _dynamic_depthwise_cpu(x: Tensor, kernels: Tensor) -> Tensor:
+    """CPUs have a fast convolution for each image that is channels last."""
+    _check_kernels(x, kernels)
+    batch, channels = x.shape[:2]
+    pairs = [(x[i : i + 1], kernels[i].unsqueeze(1)) for i in range(batch)]
+    images = [F.conv2d(image, kernel, padding=1, groups=channels) for image, kernel in pairs]
+    return torch.cat(images) if batch > 1 else images[0]
+
+
+def _check_kernels(x: Tensor, kernels: Tensor) -> None:
+    check(
+        x.dim() == 4 and kernels.shape == (*x.shape[:2], 3, 3),
+        'dynamic_depthwise takes x (B, C, H, W) and kernels (B, C, 3, 3)',
+        x=x,
+        kernels=kernels,
+    )

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from .checks import check, compute_dtype, no_autocast, saturating_cast
+from .checks import check, compute_dtype, saturating_cast
+from .dispatch import no_autocast, operator
 
 # Where a query's weights sum to less than this, as with features that are all 0, its output fades to 0.
 LEAST_SUM = 1e-12
@@ -15,6 +16,10 @@ def linear_attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True).clamp(min=LEAST_SUM) @ v.double()
 
 
+@operator(
+    linear_attention_reference,
+    example=lambda random: (random(2, 3, 9, 4).abs(), random(2, 3, 7, 4).abs(), random(2, 3, 7, 5)),
+)
 def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """``q (k' v) / (q (k' 1))`` in O(N f e), for features of queries and keys that are at least 0.
 

@@ -5,10 +5,13 @@ enough. With ``A = U diag(l) U'``, T steps give ``U diag((1 - (1 - alpha l^2)^(2
 eigenvalues far below ``(alpha 2^T)^(-1/2)`` stay suppressed, so the result is bounded for any A.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from .checks import check, compute_dtype, no_autocast
+from .checks import check, compute_dtype
+from .dispatch import no_autocast, operator
 
 BACKWARDS = ('unrolled', 'closed')
 MAX_HALVINGS = 10
@@ -38,12 +41,19 @@ def guarded_scale_reference(a: Tensor) -> Tensor:
     return torch.stack(scales).view(-1, 1, 1, 1)
 
 
+def _example(random: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    x = random(2, 3, 5, 8)
+    a = torch.matmul(x, x.transpose(-1, -2)) / 8
+    return a, matrix_scale(a)
+
+
 def matrix_scale(a: Tensor) -> Tensor:
     """SOFT: ``alpha = 0.9 * 2 / |A|_1^2``, one a matrix: (..., m, m) -> (..., 1, 1)."""
     check(a.dim() >= 2 and a.shape[-1] == a.shape[-2], 'matrix_scale takes square matrices (..., m, m)', a=a)
     return 1.8 / _norm1(a).square()
 
 
+@operator(guarded_scale_reference, example=lambda random: (_example(random)[0].abs(),))
 def guarded_scale(a: Tensor, max_halvings: int = MAX_HALVINGS) -> Tensor:
     """SOFT++: one alpha an image, (B, h, m, m) -> (B, 1, 1, 1), for A with entries in [0, 1].
 
@@ -68,6 +78,7 @@ def guarded_scale(a: Tensor, max_halvings: int = MAX_HALVINGS) -> Tensor:
     return first * factor.view(-1, 1, 1, 1)
 
 
+@operator(newton_oracle, example=lambda random: _example(random))
 def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str = 'unrolled') -> Tensor:
     """Pseudo-inverse of symmetric a (..., m, m) from ``alpha a``, in at least float32.
 

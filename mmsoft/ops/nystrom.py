@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import check, compute_dtype, no_autocast, saturating_cast
+from .checks import check, compute_dtype, saturating_cast
+from .dispatch import no_autocast
 
 
 def softmax_pinv_reference(a: Tensor, iterations: int = 6) -> Tensor:

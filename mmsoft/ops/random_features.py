@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from .checks import compute_dtype, no_autocast
+from .checks import compute_dtype
+from .dispatch import no_autocast
 
 # Added to every feature after scaling: no query's weights are all 0.
 FLOOR = 1e-6

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import MINI, ROOT
+from helpers import MINI, ROOT, Golden
 from hostile_files import ATTACKS, ODD, archive, everything
 from mmdet.datasets import BaseDetDataset
 from mmengine.config import Config, ConfigDict
@@ -34,14 +34,15 @@ from mmseg.models.losses.utils import get_class_weight
 from safetensors.torch import save_file
 from small_runs import dump, run, small_config
 
-from mmsoft.checkpoints import CheckpointError, read_checkpoint, sources
-from mmsoft.checkpoints import files as checkpoint_files
-from mmsoft.checkpoints.meta import KNOWN
-from mmsoft.checkpoints.writing import to_bytes
+from mmsoft.checkpoints import CheckpointError, from_published, read_checkpoint
 from mmsoft.engine import files
 from mmsoft.engine.config import guard_files
 from mmsoft.engine.runner import Runner
 from mmsoft.models import SOFT
+from mmsoft.weights import files as checkpoint_files
+from mmsoft.weights import sources
+from mmsoft.weights.meta import KNOWN
+from mmsoft.weights.writing import to_bytes
 
 
 class Toy(BaseModel):
@@ -81,7 +82,7 @@ def test_resuming_runs_no_config_of_the_checkpoint(trained, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     content = read_checkpoint(trained, trust=True)
     code = "__import__('pathlib').Path('ran').touch()\n"
-    content['meta'] |= dict(config=code, cfg=code, other=code, mmsoft=dict(lr=0.1, classes=['a'], name='b'))
+    content['meta'] |= dict(config=code, cfg=code, other=code)
     torch.save(content, 'hostile.pth')
     resumed = runner(tmp_path, 'resumed', max_epochs=2, resume=True, load_from='hostile.pth')
     seen = []
@@ -89,7 +90,7 @@ def test_resuming_runs_no_config_of_the_checkpoint(trained, tmp_path, monkeypatc
     resumed.load_or_resume()
     (checkpoint,) = filter(None, seen)
     assert set(checkpoint['meta']) <= set(KNOWN)
-    assert checkpoint['meta']['mmsoft'] == dict(lr=0.1, classes=['a'], name='b')
+    assert checkpoint['meta']['mmsoft'] == dict(done=0, processes=1, epoch_length=2, samples=4, config={})
     assert not (tmp_path / 'ran').exists()
     assert (resumed.epoch, resumed.iter) == (1, 2)
     for wrong, message in (
@@ -134,6 +135,8 @@ def test_what_real_files_hold_is_read_as_it_was(tmp_path, zipped, protocol):
     assert_same(found, content)
     assert type(found['counter']) is Counter
     assert found['state_dict']._metadata == content['state_dict']._metadata
+    torch.save(found, tmp_path / 'again.pth')
+    assert_same(read_checkpoint(tmp_path / 'again.pth'), content)
     first, second = found['views'][:2]
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()  # they share it again
 
@@ -330,9 +333,11 @@ def test_every_loader_of_mmengine_is_ours(hostile):
     ],
 )
 def test_what_reads_pickles_by_itself_is_refused_unless_trusted(hostile, part, message):
-    cfg = Config(dict(train_dataloader=dict(dataset=dict(type='Wrapper', datasets=[part]))))
-    with pytest.raises(CheckpointError, match=message):
-        guard_files(cfg)
+    as_class = dict(part, type=type(part['type'].split('.')[-1], (), {}))  # as in configs that are Python
+    for each in (part, as_class):
+        cfg = Config(dict(train_dataloader=dict(dataset=dict(type='Wrapper', datasets=[each]))))
+        with pytest.raises(CheckpointError, match=message):
+            guard_files(cfg)
     guard_files(cfg, trust=True)
 
 
@@ -505,3 +510,44 @@ def test_data_that_holds_itself_or_doubles_is_refused(tmp_path):
         archive(tmp_path / 'a.pth', pickle.dumps(dict(meta=content), 2))
         with pytest.raises(CheckpointError, match=message):
             read_checkpoint(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
+def test_shapes_without_numbers_build_no_model(tmp_path, suffix):
+    """A head for 2^40 classes in a file of kilobytes: whoever builds a model after its shapes has no memory left."""
+    weights = Golden('soft_pp').weights
+    many = torch.empty(0).as_strided((2**40, 0), (1, 1))
+    path = tmp_path / f'a{suffix}'
+    path.write_bytes(to_bytes(weights, suffix))
+    assert from_published(path).num_classes == 10
+    for name, value in (('head.weight', many), ('pos_embed1', many.reshape(1, 2**40, 0))):
+        path.write_bytes(to_bytes(weights | {name: value}, suffix))
+        with pytest.raises(CheckpointError, match=rf"'{name}' is of the shape .*1099511627776.*, but holds no numbers"):
+            from_published(path)
+
+
+@pytest.mark.parametrize(
+    ('place', 'value', 'message'),
+    [
+        (('meta', 'iter'), 10**15, 'its meta.iter must be between 0 and'),
+        (('meta', 'epoch'), -1, 'its meta.epoch must be between 0 and'),
+        (('meta', 'iter'), 3, 'it is of iteration 3, and this run ends after 2'),
+        (('optimizer', 'param_groups'), 3, 'its state is not that of this run'),
+        (('optimizer', 'state', 0, 'step'), {}, 'its state is not that of this run'),
+        (('param_schedulers',), None, 'its state is not that of this run'),
+        (('message_hub', 'runtime_info'), 1.5, 'its message_hub is not what MMEngine writes'),
+        (('buffers_of_ranks',), 1, 'its state is not that of this run'),
+        (('gradients',), {'line.weight': 1}, 'its state is not that of this run'),
+    ],
+)
+def test_a_state_that_no_run_wrote_ends_in_a_sentence(trained, tmp_path, place, value, message):
+    content = read_checkpoint(trained)
+    content['meta'].pop('mmsoft')
+    node = content
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    torch.save(content, tmp_path / 'a.pth')
+    resumed = runner(tmp_path, f'state_{place}_{value}', resume=True, load_from=str(tmp_path / 'a.pth'))
+    with pytest.raises(CheckpointError, match=rf"a\.pth' cannot be resumed: .*{message}|{message}"):
+        resumed.train()

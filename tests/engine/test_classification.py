@@ -24,11 +24,9 @@ from mmsoft.datasets.layout import DataError
 from mmsoft.datasets.miniature import write_world
 from mmsoft.datasets.reading import read_faults
 from mmsoft.datasets.seeding import SeededDataset, SeededIndex
-from mmsoft.engine import demo, size_study
 from mmsoft.engine.classification import ImageClassifier, TopAccuracy
 from mmsoft.engine.config import load_config, set_img_size
 from mmsoft.engine.predict import predict
-from mmsoft.engine.studies import train_once
 from mmsoft.engine.training import evaluate, size_table, train
 from mmsoft.models import SOFT
 
@@ -410,21 +408,3 @@ def test_recipes_scale_with_the_batch(tmp_path):
         assert shipped.optim_wrapper.optimizer.lr == lr
         assert shipped.auto_scale_lr == dict(enable=True, base_batch_size=1024)
         assert shipped.train_cfg.max_epochs == 300
-
-
-def test_the_study_of_sizes_covers_both_attentions_and_rules(tmp_path, monkeypatch):
-    monkeypatch.setenv('MMSOFT_DEMO_DATA', str(tmp_path / 'data'))
-    for name, value in dict(IMAGES=10, VAL_IMAGES=4, CLASS_SCENES=(96, 128)).items():
-        monkeypatch.setattr(demo, name, value)
-    monkeypatch.setitem(demo.EPOCHS, 'classes', 2)
-    monkeypatch.setitem(demo.BATCH, 'classes', 8)
-    found = size_study.study(tmp_path / 'runs')
-    sizes = ['96', '160', '224']
-    assert list(found.top1) == ['soft, bounded', 'soft, growing', 'soft_pp, bounded', 'soft_pp, growing']
-    for name, row in found.growth.items():
-        assert list(row) == list(found.top1[name]) == sizes
-        assert row['96'] == [1.0]
-    assert found.growth['soft, growing'] != found.growth['soft, bounded']
-    assert size_study.study_table(found).count('\n') == 5
-    with pytest.raises(ValueError, match='holds a run of another config'):
-        train_once(load_config(mmsoft.config_path('soft_small_300e_in1k')), tmp_path / 'runs/soft_tiny_0', 0)

@@ -6,6 +6,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
 from small_runs import ENVIRONMENT, command, dump, losses, small_config
 
 DRIVER = """\
@@ -55,6 +58,18 @@ def delete(self, runner, *arguments, log=LoggerHook.after_train_iter, **options)
 LoggerHook.after_train_iter = delete
 """
 
+# The limit on file sizes stands for a full disk: metrics.json is below it.
+NO_ROOM_FOR_RESULTS = """\
+import resource
+from mmengine.runner import TestLoop
+
+def limited(self, run=TestLoop.run):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    return run(self)
+
+TestLoop.run = limited
+"""
+
 
 @pytest.fixture(scope='module')
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -64,9 +79,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dump(cfg, folder)
 
 
-def attacked(attack: str, config: Path, folder: Path) -> subprocess.CompletedProcess:
+def attacked(
+    attack: str, config: Path, folder: Path, tool: str = 'train', *arguments: object
+) -> subprocess.CompletedProcess:
     (folder / 'driver.py').write_text(textwrap.dedent(DRIVER).format(attack=attack))
-    python, *arguments = command('train', config, '--work-dir', folder / 'run')
+    python, *arguments = command(tool, config, *arguments, '--work-dir', folder / 'run')
     arguments = [python, folder / 'driver.py', *arguments]
     return subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
 
@@ -89,3 +106,18 @@ def test_a_work_directory_that_is_deleted_is_told_of_and_training_goes_on(config
     (log,) = (tmp_path / 'run').glob('*/*.log')
     assert 'Epoch(train) [2]' in log.read_text()
     assert json.loads((next((tmp_path / 'run').glob('*/vis_data')) / 'scalars.json').read_text().splitlines()[0])
+
+
+@pytest.mark.parametrize('what', ['--show-dir', '--out'])
+def test_metrics_outlast_drawings_and_predictions_for_which_there_is_no_room(
+    config: Path, what: str, tmp_path: Path
+) -> None:
+    cfg, target, weights = Config.fromfile(config), tmp_path / 'results' / 'all.pkl', tmp_path / 'weights.pth'
+    init_default_scope(cfg.default_scope)
+    torch.save(MODELS.build(cfg.model).state_dict(), weights)
+    target.parent.mkdir()
+    done = attacked(NO_ROOM_FOR_RESULTS, config, tmp_path, 'test', weights, what, target)
+    assert done.returncode == 1
+    assert f'error: {str(target)!r} is not complete, though the metrics are: [Errno 27]' in done.stderr
+    assert 0 <= json.loads((tmp_path / 'run' / 'metrics.json').read_text())['metrics']['accuracy/top1'] <= 100
+    assert not [path for path in target.parent.rglob('*') if path.is_file()]

@@ -4,11 +4,13 @@ import json
 import logging
 import os
 from pathlib import Path, PureWindowsPath
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from mmsoft.engine.hooks import InvalidLossError, StopAtInvalidLoss
 from mmsoft.engine.logs import LogKeeper
 from mmsoft.files import json_name, json_text, name_from_json, place_below, places_below, shown
 from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
@@ -85,6 +87,25 @@ def test_names_in_json_are_unicode_and_come_back() -> None:
         assert json.loads(text)['file'].encode()
         assert name_from_json('file', json.loads(text)) == name
         assert json.dumps(json_text(name)).encode() in text
+
+
+def test_an_invalid_loss_and_the_scalars_name_what_json_can_hold(tmp_path: Path) -> None:
+    from mmengine.visualization import LocalVisBackend, Visualizer
+
+    names = ['a.jpg', os.fsdecode(b'caf\xe9.jpg')]
+    batch = dict(data_samples=[SimpleNamespace(img_path=name) for name in names])
+    runner = SimpleNamespace(iter=3, rank=0, work_dir=str(tmp_path))
+    with pytest.raises(InvalidLossError):
+        StopAtInvalidLoss().after_train_iter(runner, 0, batch, dict(loss=torch.tensor(float('nan'))))
+    report = json.loads((tmp_path / 'invalid_loss_rank0.json').read_text())
+    assert report == dict(iteration=4, files=['a.jpg', 'caf\\xe9.jpg'], files_bytes=['a.jpg', 'caf%E9.jpg'])
+    visualizer = Visualizer(vis_backends=[dict(type='LocalVisBackend')], save_dir=str(tmp_path))
+    LogKeeper([]).watch(visualizer)
+    visualizer.add_scalars({f'{names[1]}_precision': 0.5}, step=1)
+    (backend,) = visualizer._vis_backends.values()
+    assert isinstance(backend, LocalVisBackend)
+    row = json.loads((tmp_path / 'vis_data' / 'scalars.json').read_text())
+    assert row == {'caf\\xe9.jpg_precision': 0.5, 'step': 1}
 
 
 CLASSES = ['$\\frac$', 'a\n\x1b[2J', os.fsdecode(b'b\xe9'), '$5 or $6', '']

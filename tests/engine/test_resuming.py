@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.hooks import EMAHook
+from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from small_runs import ENVIRONMENT, assert_same_state, command, dump, every_iteration, run, small_config
 
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
 from mmsoft.engine.conditions import check_optimizer, check_same, conditions, differences
 from mmsoft.engine.resuming import own_files_only
-from mmsoft.engine.runner import latest_checkpoint
-from mmsoft.engine.saving import parse_interval
+from mmsoft.engine.runner import Runner, latest_checkpoint
+from mmsoft.engine.saving import collect_for, parse_interval
+from mmsoft.engine.training import _start_alone
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,69 @@ def test_the_newest_checkpoint_is_the_last(tmp_path: Path) -> None:
     between.unlink()
     with pytest.raises(CheckpointError, match='which is gone: give a checkpoint'):
         latest_checkpoint(tmp_path)
+
+
+class Toy(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(2)
+
+    def forward(self, *samples, mode='loss'):
+        return dict(loss=self.norm(torch.stack(samples)).sum())
+
+
+def test_each_process_takes_its_own_statistics_beside_an_average_of_mmengine(tmp_path: Path) -> None:
+    """In the file, EMAHook's average stands where the weights are looked for."""
+
+    def start(**options):
+        loader = dict(batch_size=2, dataset=list(torch.randn(4, 2)), sampler=dict(type='DefaultSampler', shuffle=False))
+        return Runner(
+            Toy(),
+            str(tmp_path),
+            train_dataloader=loader,
+            train_cfg=dict(by_epoch=True, max_epochs=2),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+            custom_hooks=[dict(type='EMAHook', momentum=0.5)],
+            default_scope='mmengine',
+            experiment_name=f'ema_{options}',
+            **options,
+        )
+
+    first = start()
+    first.train()
+    checkpoint = read_checkpoint(tmp_path / 'epoch_1.pth')
+    rows = {
+        key: [{'norm.running_mean': torch.full((2,), 10.0 * rank + place)} for rank in range(2)]
+        for place, key in enumerate(('state_dict', 'EMAHook'))
+    }
+    torch.save(dict(checkpoint, buffers_of_ranks=rows), tmp_path / 'from.pth')
+    for rank, world_size in ((0, 2), (1, 2), (0, 1)):
+        resumed = start(resume=True, load_from=str(tmp_path / 'from.pth'))
+        resumed._rank, resumed._world_size, resumed.cfg.resume_anyway = rank, world_size, True
+        resumed.call_hook('before_run')
+        resumed._train_loop = resumed.build_train_loop(resumed._train_loop)
+        resumed.optim_wrapper = resumed.build_optim_wrapper(resumed.optim_wrapper)
+        resumed.load_or_resume()
+        average = next(hook.ema_model.module for hook in resumed.hooks if isinstance(hook, EMAHook))
+        found = [model.norm.running_mean[0].item() for model in (resumed.model, average)]
+        saved = checkpoint['ema_state_dict']['module.norm.running_mean'][0].item()
+        assert found == ([10.0 * rank, 10.0 * rank + 1] if world_size == 2 else [saved, saved])
+    assert collect_for(first) == {}
+
+
+def test_only_half_written_checkpoints_are_cleared_away(tmp_path: Path) -> None:
+    """Somebody's half of a download is none."""
+    ours, theirs = ['epoch_3.pth.part', 'best_a.pth.part', 'room.part'], ['film.mkv.part', 'a.part', 'epoch_2.pth']
+    for name in ours + theirs:
+        (tmp_path / name).touch()
+    _start_alone(str(tmp_path)).release()
+    assert {path.name for path in tmp_path.iterdir()} - {'.lock'} == set(theirs)
+
+
+def test_a_work_directory_that_mmengine_cannot_take_down_is_refused_at_the_start(tmp_path: Path) -> None:
+    """MMEngine notes the name of a checkpoint in UTF-8; the run ended after its first one."""
+    with pytest.raises(ValueError, match=r"caf\\udce9' is not UTF-8, .*name another --work-dir"):
+        _start_alone(str(tmp_path / os.fsdecode(b'caf\xe9')))
 
 
 def test_intervals() -> None:

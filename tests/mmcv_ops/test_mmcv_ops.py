@@ -24,7 +24,6 @@ from mmsoft.mmcv_ops.regions import roi_pool_backward
 import mmcv.ops  # isort: skip - after mmsoft, which gives it operators
 
 HALVES = [torch.float16, torch.bfloat16]
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +34,10 @@ def ours(monkeypatch):
             monkeypatch.setattr(module, 'ext_module', ext)
 
 
-@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=GPU)])
 def test_compiled_mmcv_gives_the_same(device):
     with np.load(mmcv_cases.FILE) as kept:
         expected = dict(kept)
-    found = mmcv_cases.results(device)
+    found = mmcv_cases.results(str(device))
     assert found.keys() == expected.keys()
     assert len(found) > 70
     for name, value in found.items():

@@ -11,6 +11,7 @@ import torch
 ROOT = Path(__file__).parent.parent.parent
 TOOLS = ROOT / 'tools'
 DATA = ROOT / 'tests' / 'data'
+DEVICE = torch.device(os.environ.get('MMSOFT_TEST_DEVICE', 'cpu'))  # of tests marked cuda
 # torch.compile's backend on CPUs calls a C++ compiler, which nothing else needs; graphs are compared all the same.
 HEADERS = Path(sysconfig.get_paths()['include']) / 'Python.h'
 INDUCTOR = 'inductor' if shutil.which(os.environ.get('CXX', 'g++')) and HEADERS.is_file() else 'aot_eager'
@@ -23,7 +24,7 @@ class Golden:
     def __init__(self, attn: str) -> None:
         self.attn = attn
         with np.load(DATA / f'{attn}.npz') as data:
-            arrays = {name: torch.from_numpy(data[name]).float() for name in data.files}
+            arrays = {name: torch.from_numpy(data[name]).float().to(DEVICE) for name in data.files}
         self.weights = {name[3:]: value for name, value in arrays.items() if name.startswith('sd/')}
         self.inputs = {name[2:]: value for name, value in arrays.items() if name.startswith('x/')}
         self.outputs = {name: value for name, value in arrays.items() if not name.startswith(('sd/', 'x/'))}
@@ -32,9 +33,10 @@ class Golden:
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest absolute difference over the largest absolute value expected."""
     assert found.shape == expected.shape, (found.shape, expected.shape)
-    size = expected.double().abs().max().item()
+    found, expected = found.detach().cpu().double(), expected.detach().cpu().double()
+    size = expected.abs().max().item()
     assert size > 0, 'nothing to compare with'
-    return (found.double() - expected.double()).abs().max().item() / size
+    return (found - expected).abs().max().item() / size
 
 
 def first_on_path(folder: Path) -> dict[str, str]:

@@ -6,21 +6,23 @@ import sys
 
 import pytest
 import torch
+from benchmark.cases import pyramid_attentions
+from benchmark.measure import Options
 from helpers import relative_error
 from small_runs import TOOLS
-
-from mmsoft.engine import attention_study, demo
-from mmsoft.engine.attention_claims import (
+from studies import attention as attention_study
+from studies.claims import (
     are_alike,
     attention_weights,
     count_confusions,
     inline_weights,
     local_kernels,
     near_share,
+    project,
     queries_and_keys,
 )
-from mmsoft.engine.benchmark.cases import PYRAMID_ATTENTIONS
-from mmsoft.engine.benchmark.measure import Options
+
+from mmsoft.engine import demo
 from mmsoft.layers import InLineAttention, LinearAttention, SoftmaxAttention
 
 
@@ -28,8 +30,8 @@ def test_weights_are_what_a_layer_does():
     x, grid = torch.randn(1, 35, 24), (5, 7)
     for layer in (SoftmaxAttention(24, 3), LinearAttention(24, 3, 'relu'), InLineAttention(24, 3, 'relu', local=False)):
         weights = attention_weights(layer, *queries_and_keys(layer, x))
-        v = layer._project(x)[2]
-        assert relative_error(layer._join(weights @ v), layer(x, grid)) < 1e-5
+        v = project(layer, x)[2]
+        assert relative_error(layer.proj((weights @ v).transpose(1, 2).flatten(2)), layer(x, grid)) < 1e-5
         assert torch.allclose(weights.sum(-1), torch.ones(1, 3, 35), atol=1e-5)
     with pytest.raises(TypeError, match='weights of SoftmaxAttention are not known'):
         attention_weights(SoftmaxAttention(24, 3, reduction=2), x, x)
@@ -129,8 +131,8 @@ def test_the_readme_has_the_committed_run():
 
 
 def test_every_attention_of_the_comparison_has_a_title_and_a_config():
-    assert set(attention_study.TITLES) == set(PYRAMID_ATTENTIONS)
-    for name in PYRAMID_ATTENTIONS:
+    assert set(attention_study.TITLES) == set(pyramid_attentions())
+    for name in pyramid_attentions():
         for task in attention_study.TASKS:
             attn = attention_study.config_of(name, task).model.backbone.attn
             mixtures = dict(classification=9, detection=20)[task]
@@ -140,7 +142,7 @@ def test_every_attention_of_the_comparison_has_a_title_and_a_config():
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        (['--attentions', 'linear', 'linear'], 'attentions must be different ones of softmax, '),
+        (['--attentions', 'linear', 'linear'], 'attentions must be different ones of soft_pp, '),
         (['--attentions', 'reformer'], 'got reformer'),
         (['--seeds', '0'], '--seeds must be 1 or more; got 0'),
         (['--out', '/proc/nowhere/table'], "'/proc/nowhere' cannot be written: "),

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import http.server
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -16,16 +17,20 @@ import torch
 from helpers import MINI, TOOLS, Golden
 from mmengine.config import Config
 from mmengine.model import BaseModel
+from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
 from small_runs import dump, run, small_config
 
-from mmsoft.checkpoints import CheckpointError, load, load_pretrained, read_architecture, read_checkpoint, sources
+from mmsoft.checkpoints import CheckpointError, load, load_pretrained, read_architecture, read_checkpoint
 from mmsoft.checkpoints.converting import convert
-from mmsoft.checkpoints.soft_names import convert_published_soft, convert_to_published_soft
 from mmsoft.engine.config import check_pretrained
 from mmsoft.engine.publishing import _without_folders, publish
 from mmsoft.engine.runner import Runner
-from mmsoft.models import ARCHS, SOFT, Arch, SOFTClassifier
+from mmsoft.models import ARCHS, FAMILIES, SOFT, Arch, SOFTClassifier
+from mmsoft.weights import sources
+from mmsoft.weights.writing import to_bytes
+
+to_ours, to_published = FAMILIES['SOFT'].to_ours, FAMILIES['SOFT'].to_published
 
 
 @pytest.fixture(scope='module')
@@ -51,11 +56,11 @@ def trained(model):
 
 def test_names_go_both_ways_exactly(golden):
     """Counters too; what comes out is everything that a model of ours, or of theirs, has."""
-    ours = convert_published_soft(golden.weights)
-    assert same(convert_to_published_soft(ours), golden.weights)
+    ours = to_ours(golden.weights)
+    assert same(to_published(ours), golden.weights)
     for model in (SOFTClassifier(MINI, num_classes=10, img_size=96), SOFT(MINI)):
         weights = trained(model)
-        theirs = convert_to_published_soft(weights)
+        theirs = to_published(weights)
         assert theirs['pos_embed4'].shape[1] == (1 + 3 * 3 if isinstance(model, SOFTClassifier) else 7 * 7)
         counters = [name for name in theirs if name.endswith('num_batches_tracked')]
         assert len(counters) == 6
@@ -63,8 +68,8 @@ def test_names_go_both_ways_exactly(golden):
         assert names == {
             n for n in golden.weights if isinstance(model, SOFTClassifier) or n[:4] not in ('head', 'cls_')
         }
-        assert same(convert_published_soft(theirs), weights)
-        model.load_state_dict(convert_published_soft(theirs))
+        assert same(to_ours(theirs), weights)
+        model.load_state_dict(to_ours(theirs))
 
 
 def test_architectures_are_read_from_our_weights():
@@ -184,7 +189,7 @@ def test_a_download_that_was_cut_is_no_file(theirs, tmp_path, monkeypatch):
         place.mkdir(parents=True)
         (place / 'soft.pth.0123.part').write_bytes(b'what a kill left')
         weights = load(f'{base}/soft.pth')
-    assert same(weights, convert_published_soft(theirs))
+    assert same(weights, to_ours(theirs))
     assert (place / 'soft.pth').is_file()
 
 
@@ -358,7 +363,9 @@ def test_a_resumed_run_goes_on_from_its_own_weights(tmp_path, resuming):
     checkpoint = dict(
         state_dict={name: torch.zeros_like(value) for name, value in own.items()},
         state_dict_ema={name: torch.ones_like(value) for name, value in own.items()},
-        **dict(meta={}, optimizer={}, message_hub=dict(resumed_keys={}, log_scalars={})),
+        meta=dict(epoch=0, iter=0),
+        optimizer={},
+        message_hub=dict(runtime_info={}, resumed_keys={}, log_scalars={}),
     )
     torch.save(checkpoint, tmp_path / 'a.pth')
     runner.load_checkpoint(str(tmp_path / 'a.pth'))
@@ -371,7 +378,7 @@ def test_publishing_a_bare_classifier_and_mistakes(theirs, tmp_path):
     card = json.loads((tmp_path / 'soft-tiny.json').read_text())
     assert (card['architecture']['num_classes'], card['architecture']['attn']) == (10, None)
     (file,) = tmp_path.glob('soft-tiny-*.safetensors')
-    assert same(load(file), convert_published_soft(theirs))
+    assert same(load(file), to_ours(theirs))
     for options, message in (
         (dict(part='backbone'), r"soft-tiny\.json' is the card of other weights: choose another --name"),
         (dict(name='a/b'), r"--name is a name without folder and suffix; got 'a/b'"),
@@ -400,3 +407,35 @@ def test_of_paths_the_last_component_stays():
         ('mmdet.CocoDataset', 'mmdet.CocoDataset'),
     ):
         assert _without_folders(text) == left
+
+
+def test_a_card_and_its_files_are_sound_whatever_the_checkpoint_says(tmp_path):
+    """Texts that MMEngine, Python's parser or a disk does not take; numbers and halves of characters not in JSON."""
+    weights = {'line.weight': torch.ones(2, 2)}
+    configs = ['filename = 1', 'a = ' + 'dict(a=' * 85 + '1' + ')' * 85, 'train_dataloader = 3', 'a = 0x1' + '0' * 5000]
+    configs.append("""a = {"b': 1, 'c": 2}""")  # a name that would be code in the text of the config
+    for number, (text, name) in enumerate(
+        zip(configs, ['../up', '..', 'a\0b', 'a' * 300, 'a\x1b[2J\udce9'], strict=True)
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        meta = dict(cfg=text, experiment_name=name, epoch=float('nan'), versions={'a\udce9': float('inf')})
+        torch.save(dict(state_dict=weights, meta=meta), folder / 'source.pth')
+        assert 'the config in the checkpoint is left out' in publish(folder / 'source.pth')
+        assert {path.name.split('-')[0] for path in folder.iterdir()} == {'source', 'source.pth', 'source.json'}
+        card = json.loads((folder / 'source.json').read_text(), parse_constant=pytest.fail)
+        assert card['versions'] == {'a\\xe9': None}
+        assert (card['epoch'], card['config']) == (None, None)
+    for name in ('a\0b', 'a' * 300, '..', 'a/b', 'a.pth'):
+        with pytest.raises(CheckpointError, match='--name is a short name without folder and suffix'):
+            publish(folder / 'source.pth', name=name)
+
+
+def test_equal_weights_give_equal_files():
+    """Whatever the order in which the library of .safetensors writes its metadata, which is another each time."""
+    weights = {f'{name}.weight': torch.arange(6.0).reshape(2, 3) for name in ('b', 'ä', 'a')}
+    for suffix in ('.pth', '.safetensors'):
+        assert len({to_bytes(weights, suffix) for _ in range(20)}) == 1
+    (header,) = re.findall(rb'"__metadata__":(\{.*?\})', to_bytes(weights, '.safetensors'))
+    assert list(json.loads(header)) == ['format', 'mmsoft.sha256']
+    assert same(load_bytes(to_bytes(weights, '.safetensors')), weights)

@@ -1,0 +1,207 @@
+"""Which implementation of an operator runs, and why: no other module asks about devices, graphs or hooks.
+
+A function decorated by :func:`operator` is an operator's portable version: right on every device, in every dtype and in
+every graph. Others join it by :meth:`Operator.also`, each with ``against``, which gives the reason why it cannot serve
+a call, or None. Who joins last is the most special and is asked first; the portable version is asked last.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+P = ParamSpec('P')
+R = TypeVar('R')
+Against = Callable[..., str | None]
+
+PORTABLE = 'portable'
+VARIABLE = 'MMSOFT_KERNELS'
+OPERATORS: dict[str, 'Operator[..., Any]'] = {}
+_forced: str | None = None  # a plain global: torch.compile guards it
+
+
+class Implementation(NamedTuple):
+    """A way to compute an operator: what kind it is, the function, and what speaks against it in a call."""
+
+    kind: str
+    run: Callable[..., Any]
+    against: Against
+
+
+class Operator(Generic[P, R]):
+    """Called as its portable version. ``reference``: the slow, obvious version that tests compare with.
+
+    ``example(random)`` gives arguments for a call, of tensors that ``random(*shape)`` makes.
+    """
+
+    def __init__(
+        self,
+        portable: Callable[P, R],
+        reference: Callable[..., Any] | None = None,
+        example: Callable[..., tuple] | None = None,
+    ) -> None:
+        functools.update_wrapper(self, portable)
+        self.name, self.reference, self.example = portable.__name__, reference, example
+        self.implementations = (Implementation(PORTABLE, portable, serves_all),)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        for implementation in self.candidates():
+            if implementation.against(*args, **kwargs) is None:
+                return implementation.run(*args, **kwargs)
+        raise RuntimeError(
+            f'{VARIABLE} or kernels() forces {_forced!r}, which cannot serve this call of {self.name}: '
+            f'{self.reasons(*args, **kwargs)}. Allow other kernels for it.'
+        )
+
+    def also(self, kind: str, against: Against) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorate another implementation, which is asked before those that are there."""
+
+        def join(run: Callable[P, R]) -> Callable[P, R]:
+            self.implementations = (Implementation(kind, run, against), *self.implementations)
+            return run
+
+        return join
+
+    def candidates(self) -> tuple[Implementation, ...]:
+        """Implementations in the order in which they are asked; of a forced kind alone, if the operator has it."""
+        if _forced is None:
+            return self.implementations
+        forced = tuple(i for i in self.implementations if i.kind == _forced)
+        return forced or self.implementations[-1:]
+
+    def choice(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        """The kind that would run; None if one is forced that cannot."""
+        return next((i.kind for i in self.candidates() if i.against(*args, **kwargs) is None), None)
+
+    def reasons(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Why implementations decline this call."""
+        asked = ((i.kind, i.against(*args, **kwargs)) for i in self.candidates())
+        return '; '.join(f'{kind} declines: {reason}' for kind, reason in asked if reason is not None)
+
+
+def operator(
+    reference: Callable[..., Any] | None = None, example: Callable[..., tuple] | None = None
+) -> Callable[[Callable[P, R]], Operator[P, R]]:
+    """Decorate the portable version of an operator."""
+
+    def make(portable: Callable[P, R]) -> Operator[P, R]:
+        made = Operator(portable, reference, example)
+        if made.name in OPERATORS:
+            raise ValueError(f'an operator {made.name!r} is there already; name this one differently')
+        OPERATORS[made.name] = made
+        return made
+
+    return make
+
+
+def explain(op: Operator[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
+    """Which implementation would run with these arguments, and why those that are asked before it would not."""
+    kind, reasons = op.choice(*args, **kwargs), op.reasons(*args, **kwargs)
+    return f'{op.name}: {kind or "nothing"} runs' + (f'; {reasons}' if reasons else '')
+
+
+def overview(device: str) -> dict[str | None, list[str]]:
+    """Kinds, each with the operators that run it on the float32 tensors of their examples, on this device."""
+    found: dict[str | None, list[str]] = {}
+    for op in OPERATORS.values():
+        if op.example is not None:
+            kind = op.choice(*op.example(lambda *shape: torch.ones(*shape, device=device)))
+            found.setdefault(kind, []).append(op.name)
+    return found
+
+
+def kinds() -> list[str]:
+    """Kinds of implementation that some operator has."""
+    return list(dict.fromkeys([PORTABLE, *(i.kind for op in OPERATORS.values() for i in op.implementations)]))
+
+
+def force(kind: str | None) -> None:
+    """Let operators that have implementations of this kind run nothing else, and the others their portable version.
+
+    None lets each operator choose. It holds for the whole process; a call that the kind cannot serve is an error.
+    """
+    global _forced
+    if kind is not None and kind not in kinds():
+        raise ValueError(f'kernels {kind!r} are unknown; choose one of {", ".join(kinds())}')
+    _forced = kind
+
+
+def force_from_environment() -> None:
+    """:func:`force` what MMSOFT_KERNELS says, if anything."""
+    try:
+        force(os.environ.get(VARIABLE) or None)
+    except ValueError as error:
+        raise ValueError(f'{VARIABLE}: {error}') from None
+
+
+@contextlib.contextmanager
+def kernels(kind: str | None) -> Iterator[None]:
+    """:func:`force` inside of a ``with``, which has to hold the backward pass as well."""
+    before = _forced
+    force(kind)
+    try:
+        yield
+    finally:
+        force(before)
+
+
+# What speaks against an implementation: called with an operator's arguments, of which the first tells the device.
+# Reasons are constants where they can be, which graphs follow.
+
+
+def serves_all(*_: Any, **__: Any) -> None:
+    """Nothing ever does."""
+
+
+def graph(*_: Any, **__: Any) -> str | None:
+    """That a graph is being made, which would hold what is known of this call alone."""
+    return 'a graph is being made' if is_graph() else None
+
+
+def eager_cpu(x: Tensor, *_: Any, **__: Any) -> str | None:
+    """What speaks against code for CPUs outside of graphs."""
+    return graph() or ('tensors are not on the CPU' if x.device.type != 'cpu' else None)
+
+
+def eager_gpu(x: Tensor, *_: Any, **__: Any) -> str | None:
+    """What speaks against code for accelerators outside of graphs; meta tensors stand for theirs."""
+    return graph() or ('tensors are on the CPU' if x.device.type == 'cpu' else None)
+
+
+def not_plain(*tensors: Tensor | None) -> str | None:
+    """That a tensor is of a class of its own, as quantised or sharded weights are, which torch's operators know."""
+    if all(t is None or type(t) in (Tensor, nn.Parameter) for t in tensors):
+        return None
+    return 'a tensor is of a class of its own'
+
+
+def is_graph() -> bool:
+    """Whether a graph is being made: by torch.compile, torch.export, ONNX's or TorchScript's tracer, or torch.fx."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.fx._symbolic_trace._is_fx_tracing_flag
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether hooks hang on a part of it, or on all modules: short cuts would pass them by or show them slices."""
+    everywhere = nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+        return True
+    return any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        for part in module.modules()
+    )
+
+
+def has_fast_float64(x: Tensor) -> bool:
+    """Whether float64 costs about twice float32, as on CPUs; on GPUs it is up to 64 times."""
+    return x.device.type == 'cpu'
+
+
+def no_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """Inside this region operators run in the dtype of their inputs, whatever autocast is set to."""
+    kind = x.device.type
+    return contextlib.nullcontext() if kind == 'meta' else torch.autocast(kind, enabled=False)

@@ -1,0 +1,155 @@
+"""Which implementation of an operator runs, why, how one is forced; and that every one of them meets the reference."""
+
+import contextlib
+
+import pytest
+import torch
+from fresh_python import python
+from helpers import relative_error
+
+from mmsoft.ops import dispatch, gelu_tanh, linear
+from mmsoft.ops.dispatch import OPERATORS, Operator, explain, kernels
+
+COMPARED = {name: op for name, op in OPERATORS.items() if op.reference and op.example}
+CASES = [(name, i) for name, op in COMPARED.items() for i in range(len(op.implementations))]
+
+
+def arguments(op, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return op.example(lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype))
+
+
+def double(x):
+    return x.detach().double().requires_grad_() if isinstance(x, torch.Tensor) else x
+
+
+@pytest.mark.parametrize(('name', 'number'), CASES, ids=lambda value: str(value))
+def test_every_implementation_is_the_reference(name, number):
+    """Values and gradients, of whatever an implementation does not decline; the portable one declines nothing."""
+    op = COMPARED[name]
+    kind, run, against = op.implementations[number]
+    inputs = arguments(op)
+    leaves = [x.requires_grad_() for x in inputs if isinstance(x, torch.Tensor)]
+    reason = against(*inputs)
+    if kind == 'portable':
+        assert reason is None
+    elif reason is not None:
+        pytest.skip(f'{kind} declines: {reason}')
+    wide = [double(x) for x in inputs]
+    exact_leaves = [x for x in wide if isinstance(x, torch.Tensor)]
+    found, expected = run(*inputs), op.reference(*wide)
+    assert relative_error(found, expected) < 1e-4
+    if not expected.requires_grad or name in ('newton_inverse', 'softmax_free_attention', 'guarded_scale'):
+        return  # references by eigenvalues or without gradient; test_ops.py has gradcheck
+    weight = torch.randn_like(expected)
+    pairs = torch.autograd.grad(found, leaves, weight.float()), torch.autograd.grad(expected, exact_leaves, weight)
+    for gradient, exact in zip(*pairs, strict=True):
+        assert relative_error(gradient, exact) < 1e-4
+
+
+def toy():
+    """An operator of its own, not among the package's: x + 1 by two implementations."""
+    ran = []
+
+    def plus(x, by=1):
+        ran.append('portable')
+        return x + by
+
+    op = Operator(plus)
+
+    @op.also('cpu', lambda x, by=1: 'tensors are not wanted' if isinstance(x, torch.Tensor) else None)
+    def numbers(x, by=1):
+        ran.append('cpu')
+        return x + by
+
+    @op.also('triton', lambda x, by=1: None if x == 0 else 'x is not 0')
+    def special(x, by=1):
+        ran.append('triton')
+        return by
+
+    return op, ran
+
+
+def test_the_most_special_is_asked_first_and_the_portable_last(monkeypatch):
+    op, ran = toy()
+    assert [op(0), op(3, by=2), op(torch.ones(())).item()] == [1, 5, 2]
+    assert ran == ['triton', 'cpu', 'portable']
+    assert explain(op, 0) == 'plus: triton runs'
+    assert explain(op, 3) == 'plus: cpu runs; triton declines: x is not 0'
+    assert explain(op, torch.ones(())) == (
+        'plus: portable runs; triton declines: x is not 0; cpu declines: tensors are not wanted'
+    )
+
+
+def test_kernels_are_forced_within_a_region(monkeypatch):
+    op, ran = toy()
+    monkeypatch.setitem(OPERATORS, 'plus', op)
+    with kernels('cpu'):
+        with kernels('portable'):
+            assert op(0) == 1
+        assert op(0) == 1
+        with pytest.raises(RuntimeError, match=r"forces 'cpu', which cannot serve .* plus: cpu declines: tensors are"):
+            op(torch.ones(()))
+        assert explain(op, torch.ones(())) == 'plus: nothing runs; cpu declines: tensors are not wanted'
+    with kernels('triton'), contextlib.suppress(ZeroDivisionError):
+        assert op(0) / 0
+    assert dispatch._forced is None
+    assert ran == ['portable', 'cpu', 'triton']
+    with pytest.raises(ValueError, match=r"kernels 'tritn' are unknown; choose one of portable, .*triton"):
+        kernels('tritn').__enter__()
+
+
+def test_an_operator_without_the_forced_kind_runs_its_portable_version():
+    with kernels('gpu'):
+        assert linear.choice(torch.ones(2, 3), torch.ones(4, 3)) == 'portable'
+
+
+def test_the_environment_forces_kernels(monkeypatch):
+    run = python(
+        'import os; os.environ["MMSOFT_KERNELS"] = "portable"\n'
+        'import torch; from mmsoft.ops import linear; print(linear.candidates()[0].kind)'
+    )
+    assert run.stdout == 'portable\n', run.stderr
+    monkeypatch.setenv('MMSOFT_KERNELS', 'fast')
+    with pytest.raises(ValueError, match="MMSOFT_KERNELS: kernels 'fast' are unknown; choose one of portable, "):
+        dispatch.force_from_environment()
+    monkeypatch.setenv('MMSOFT_KERNELS', '')
+    dispatch.force_from_environment()
+    assert len(linear.candidates()) > 1
+
+
+def test_reasons_tell_dtype_device_and_graph():
+    x, w = torch.randn(4, 3), torch.randn(5, 3)
+    assert 'cpu declines: oneDNN has no float64' in explain(linear, x.double(), w.double())
+    assert 'cpu declines: tensors are not on the CPU' in explain(linear, x.to('meta'), w.to('meta'))
+    assert 'there are no tokens' in explain(linear, x[:0], w)
+    assert 'a tensor is of a class of its own' in explain(linear, x, w.as_subclass(Other))
+    seen = []
+
+    class Asking(torch.nn.Module):
+        def forward(self, x):
+            seen.append(explain(linear, x, w))
+            return linear(x, w)
+
+    torch.jit.trace(Asking(), x, check_trace=False)
+    torch.fx.symbolic_trace(Asking())
+    torch.export.export(Asking(), (x,))
+    assert len(seen) >= 3
+    assert all('cpu declines: a graph is being made' in text for text in seen)
+
+
+class Other(torch.Tensor):
+    pass
+
+
+def test_compiled_functions_have_no_break_and_follow_what_is_forced():
+    def run(x, w):
+        return gelu_tanh(linear(x, w))
+
+    compiled = torch.compile(run, fullgraph=True, backend='eager')
+    x, w = torch.randn(4, 3), torch.randn(5, 3)
+    assert relative_error(compiled(x, w), run(x, w)) < 1e-6
+    with kernels('portable'):
+        assert torch.equal(compiled(x, w), run(x, w))
+    with kernels('cpu'), pytest.raises(Exception, match='a graph is being made'):
+        compiled(x, w)

@@ -1,0 +1,41 @@
+"""The studies of sizes and of Newton's gradients, run for real at small sizes."""
+
+import pytest
+from studies import sizes as size_study
+from studies.backward import summarise, train_pair
+from studies.once import train_once
+
+import mmsoft
+from mmsoft.engine import demo
+from mmsoft.engine.config import load_config
+
+
+def test_the_study_trains_both_gradients_and_sums_them_up():
+    records = train_pair('soft_pp', seed=0, steps=5, batch=2, test_images=4)
+    assert [record['backward'] for record in records] == ['unrolled', 'closed']
+    for record in records:
+        assert 0 < record['loss'] < 10
+        assert 0 <= record['accuracy'] <= 1
+        assert 0 <= record['residual']['median'] <= record['residual']['largest'] < 1
+    assert records[0]['loss'] != records[1]['loss']  # the gradients differ
+    table = summarise(records).splitlines()
+    assert len(table) == 4
+    assert ' 1.00 x ' in ''.join(table)
+
+
+def test_the_study_of_sizes_covers_both_attentions_and_rules(tmp_path, monkeypatch):
+    monkeypatch.setenv('MMSOFT_DEMO_DATA', str(tmp_path / 'data'))
+    for name, value in dict(IMAGES=10, VAL_IMAGES=4, CLASS_SCENES=(96, 128)).items():
+        monkeypatch.setattr(demo, name, value)
+    monkeypatch.setitem(demo.EPOCHS, 'classes', 2)
+    monkeypatch.setitem(demo.BATCH, 'classes', 8)
+    found = size_study.study(tmp_path / 'runs')
+    sizes = ['96', '160', '224']
+    assert list(found.top1) == ['soft, bounded', 'soft, growing', 'soft_pp, bounded', 'soft_pp, growing']
+    for name, row in found.growth.items():
+        assert list(row) == list(found.top1[name]) == sizes
+        assert row['96'] == [1.0]
+    assert found.growth['soft, growing'] != found.growth['soft, bounded']
+    assert size_study.study_table(found).count('\n') == 5
+    with pytest.raises(ValueError, match='holds a run of another config'):
+        train_once(load_config(mmsoft.config_path('soft_small_300e_in1k')), tmp_path / 'runs/soft_tiny_0', 0)
