@@ -75,6 +75,37 @@ def test_a_compiled_graph_is_whole_and_holds_the_kernels():
     assert q.grad.shape == q.shape
 
 
+def test_graphs_for_a_gpu_hold_each_launch_and_nothing_is_written_twice():
+    """torch's compiler takes operators apart into launches, and finds what each of them writes: its results alone."""
+    code = """
+import torch, triton
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from mmsoft.ops.triton.depthwise import dynamic_depthwise
+from mmsoft.ops.triton.inline import inline_attention
+from mmsoft.ops.triton.kernel_products import nystrom_product
+from mmsoft.ops.triton.landmark_inverse import landmark_inverse
+class Driver:
+    get_current_target = lambda self: GPUTarget('cuda', 80, 32)
+    get_current_device = lambda self: 0
+triton.runtime.driver.set_active(Driver())
+with FakeTensorMode():
+    q, landmarks, x, kernels = (torch.empty(*shape, device='cuda:0') for shape in (
+        (1, 30, 2, 16), (1, 2, 9, 16), (1, 4, 5, 6), (1, 4, 3, 3)))
+    for launches, function, inputs in (
+        (5, lambda q, lm: (nystrom_product(q, lm, q, landmark_inverse(lm)),), (q, landmarks)),
+        (3, lambda q: (inline_attention(q, q, q, 'exp'),), (q,)),
+        (1, lambda x, k: (dynamic_depthwise(x, k),), (x, kernels)),
+    ):
+        graph = aot_export_joint_simple(function, inputs, trace_joint=False)  # refuses what writes to its inputs
+        targets = [str(node.target) for node in graph.graph.nodes]
+        assert sum('triton_kernel_wrapper' in target for target in targets) == launches, targets
+"""
+    run = python(code)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
 def test_exported_programs_are_portable():
     class Attention(torch.nn.Module):
         def forward(self, q, landmarks):
