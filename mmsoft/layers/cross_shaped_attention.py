@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mmsoft.ops import bounded_grid, dynamic_depthwise, from_windows, inline_attention, to_multiples, to_windows
 from mmsoft.ops.checks import choose
 
-from .block import PreNormBlock
+from .block import Block
 from .heads import grid_of, split_evenly
 from .inline_attention import KERNELS, KernelPredictor, feature_map
 from .linear import Linear
@@ -126,7 +126,7 @@ class CrossShapedAttention(nn.Module):
         return self.proj(torch.cat(parts, -1)[:, :height, :width].flatten(1, 2))
 
 
-class CSwinBlock(PreNormBlock):
+class CSwinBlock(Block):
     """A pre-norm block whose attention sees also its input before the norm."""
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
