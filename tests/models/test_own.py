@@ -91,7 +91,7 @@ class OwnClassifier(Net): ...
     ids=str,
 )
 def test_families_that_cannot_be_registered(options, message):
-    usual = dict(title='Net', backbone=Net, classifier=NetClassifier, archs=dict(tiny=()), ours=('a.b',))
+    usual = dict(title='Net', backbone=Net, classifier=NetClassifier, archs=dict(tiny=()), ours=('a.b',), options=dict)
     before = list(FAMILIES)
     with pytest.raises(ValueError, match=re.escape(message)):
         mmsoft.register_family(Family(**usual | options))
@@ -104,7 +104,9 @@ def test_who_follows_the_table_sees_what_comes_later(monkeypatch):
     seen = []
     for_each_family(lambda family: seen.append(family.title))
     assert seen == list(FAMILIES)
-    mmsoft.register_family(Family(title='Net', backbone=Net, classifier=NetClassifier, archs={}, ours=('a.b',)))
+    mmsoft.register_family(
+        Family(title='Net', backbone=Net, classifier=NetClassifier, archs={}, ours=('a.b',), options=dict)
+    )
     assert seen == [*FAMILIES, 'Net']
 
 
@@ -114,7 +116,8 @@ def test_weights_that_look_like_another_familys(monkeypatch):
     monkeypatch.setattr('mmsoft.models.family._followers', [])
     with torch.device('meta'):
         swin = mmsoft.InLineSwin('tiny').state_dict()
-    net = Family(title='Net', backbone=Net, classifier=NetClassifier, archs={}, ours=FAMILIES['InLine-Swin'].ours)
+    ours = FAMILIES['InLine-Swin'].ours
+    net = Family(title='Net', backbone=Net, classifier=NetClassifier, archs={}, ours=ours, options=dict)
     mmsoft.register_family(net)
     with pytest.raises(
         CheckpointError, match=r'names of InLine-Swin and of Net: register .* with more names in `ours`'
