@@ -65,7 +65,8 @@ class ConvFormer(Pyramid):
         dim = self.arch.dims[index]
         embed = PatchEmbed(self.arch.dims[index - 1], dim, 3, 2) if index else PatchEmbed(self.in_channels, dim, 7, 4)
         blocks = [
-            PreNormBlock(dim, TokenMixer(dim, self.kernel), Mlp(dim, 4 * dim), rate, eps=1e-6) for rate in drop_paths
+            PreNormBlock(dim, TokenMixer(dim, self.kernel), Mlp(dim, 4 * dim, 'none', self.recompute), rate, eps=1e-6)
+            for rate in drop_paths
         ]
         return Stage(embed, nn.Identity(), blocks, self.with_cp)
 

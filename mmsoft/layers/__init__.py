@@ -4,9 +4,8 @@ from mmsoft.versions import require
 
 require('torchvision')
 
-from . import cross_shaped_attention
-from .block import Mlp, PostNormBlock, PreNormBlock
-from .cross_shaped_attention import *
+from .block import Block, Mlp, PostNormBlock, PreNormBlock
+from .cross_shaped_attention import CrossShapedAttention, CSwinBlock, GlobalBranch, InLineBranch, StripeBranch
 from .inline_attention import InLineAttention
 from .landmarks import Landmarks
 from .linear_attention import LinearAttention
@@ -21,8 +20,13 @@ from .softmax_attention import SoftmaxAttention
 from .swin import PatchMerging, WindowAttention
 
 __all__ = [
+    'Block',
+    'CSwinBlock',
     'ConvUnit',
+    'CrossShapedAttention',
+    'GlobalBranch',
     'InLineAttention',
+    'InLineBranch',
     'Landmarks',
     'LinearAttention',
     'LinformerAttention',
@@ -37,10 +41,10 @@ __all__ = [
     'SimplePyramid',
     'SoftAttention',
     'SoftmaxAttention',
+    'StripeBranch',
     'WindowAttention',
     'embedded_size',
     'redraw_features',
     'resize_table',
     'stem',
 ]
-__all__ += cross_shaped_attention.__all__

@@ -40,6 +40,7 @@ class Backbone(nn.Module):
         out_indices: Stages (0 to 3) whose maps are returned; none is built after the last of them.
         frozen_stages: -1 freezes nothing, 0 the first embedding, k also the first k stages.
         with_cp: Checkpoint every layer: less memory, more time.
+        recompute: Whether backward computes the MLPs' hidden maps again: less memory, more time. None: on CPUs only.
         drop_path_rate: Stochastic depth of the last layer; it rises linearly from 0.
         init_cfg: As in MMEngine; ``dict(type='Pretrained', checkpoint=...)`` loads weights.
     """
@@ -65,6 +66,7 @@ class Backbone(nn.Module):
         out_indices: Sequence[int] = (0, 1, 2, 3),
         frozen_stages: int = -1,
         with_cp: bool = False,
+        recompute: bool | None = None,
         drop_path_rate: float = 0.1,
         init_cfg: dict | list | None = None,
     ) -> None:
@@ -83,6 +85,7 @@ class Backbone(nn.Module):
         self.frozen_stages, self.norm_eval, self.init_cfg = frozen_stages, False, init_cfg
         self.in_channels, self.img_size = whole('in_channels', in_channels), image_sides(img_size)
         self.with_cp = flag('with_cp', with_cp)
+        self.recompute = choose('recompute', recompute, (None, True, False))
         self.drop_paths = drop_path_rates(drop_path_rate, depths)
 
     def _frozen_modules(self) -> list[nn.Module]:

@@ -83,7 +83,9 @@ class PlainTransformer(Backbone):
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         nn.init.trunc_normal_(self.cls_position, std=0.02)
         self.blocks = nn.ModuleList(
-            PreNormBlock(dim, InLineAttention(dim, heads, kernel), Mlp(dim, 4 * dim), rate, eps=1e-6)
+            PreNormBlock(
+                dim, InLineAttention(dim, heads, kernel), Mlp(dim, 4 * dim, 'none', self.recompute), rate, eps=1e-6
+            )
             for rate in self.drop_paths[0]
         )
         self.norm = nn.LayerNorm(dim, eps=1e-6)

@@ -66,7 +66,13 @@ class InLinePVT(Pyramid):
     def _stage(self, index: int, drop_paths: list[float]) -> Stage:
         dim, heads, hidden = self.arch.dims[index], self.arch.heads[index], self.mlp_ratios[index]
         blocks = [
-            PreNormBlock(dim, InLineAttention(dim, heads, self.kernel), Mlp(dim, hidden * dim), rate, eps=1e-6)
+            PreNormBlock(
+                dim,
+                InLineAttention(dim, heads, self.kernel),
+                Mlp(dim, hidden * dim, 'none', self.recompute),
+                rate,
+                eps=1e-6,
+            )
             for rate in drop_paths
         ]
         stride = 2 if index else 4

@@ -82,7 +82,7 @@ class InLineSwin(Pyramid):
             attn = InLineAttention(dim, heads, self.kernel)
         else:
             attn = WindowAttention(dim, heads, self.window_size, shifted=index % 2 == 1)
-        return PreNormBlock(dim, attn, Mlp(dim, 4 * dim), drop_path, eps=1e-5)
+        return PreNormBlock(dim, attn, Mlp(dim, 4 * dim, recompute=self.recompute), drop_path, eps=1e-5)
 
 
 class InLineSwinClassifier(InLineSwin):

@@ -15,6 +15,7 @@ class CommonOptions(TypedDict, total=False):
     out_indices: Sequence[int]
     frozen_stages: int
     with_cp: bool
+    recompute: bool | None
     drop_path_rate: float
     init_cfg: dict | list | None
 

@@ -125,7 +125,7 @@ class SOFT(Pyramid):
             first = sum(arch.depths[:i])
             place = Place(dims[i], heads[i], ratios[i], kernels[i], grid, first, max_keys, landmarks, newton)
             embed = self._embed(i)
-            blocks = _blocks(place, specs[i], i == 3, drop_paths)
+            blocks = _blocks(place, specs[i], i == 3, drop_paths, self.recompute)
             position = PositionTable(grid, dims[i]) if i == 0 or pyramid else nn.Identity()
             return Stage(embed, position, blocks, self.with_cp)
 
@@ -162,15 +162,17 @@ def _check_options(specs: Sequence[Mapping[str, Any]], landmarks: Mapping[str, A
         reject_idle(SOFT, dict(landmark_seed=landmarks['seed']), "no landmarks are sampled at 'random'")
 
 
-def _blocks(place: Place, spec: Mapping[str, Any], last: bool, drop_paths: Sequence[float]) -> list[PostNormBlock]:
+def _blocks(
+    place: Place, spec: Mapping[str, Any], last: bool, drop_paths: Sequence[float], recompute: bool | None
+) -> list[PostNormBlock]:
     """Stages 1 to 3 normalise after each residual and take the tanh GELU, stage 4 before it and the exact one."""
     dim, blocks = place.dim, []
     for index, drop_path in enumerate(drop_paths):
         attention = build_attention(spec, place._replace(layer=place.layer + index))
         if last:
-            blocks.append(PreNormBlock(dim, attention, Mlp(dim, 4 * dim), drop_path, eps=1e-6))
+            blocks.append(PreNormBlock(dim, attention, Mlp(dim, 4 * dim, 'none', recompute), drop_path, eps=1e-6))
         else:
-            blocks.append(PostNormBlock(dim, attention, Mlp(dim, 4 * dim, approximate='tanh'), drop_path, eps=1e-5))
+            blocks.append(PostNormBlock(dim, attention, Mlp(dim, 4 * dim, 'tanh', recompute), drop_path, eps=1e-5))
     return blocks
 
 

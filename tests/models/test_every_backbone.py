@@ -12,6 +12,7 @@ from torch import nn
 
 import mmsoft.timm
 from mmsoft.engine.complexity import count_macs
+from mmsoft.layers import Mlp
 from mmsoft.models import CSWIN_ARCHS, DEIT_ARCHS, FAMILIES, PVT_ARCHS, SWIN_ARCHS
 from mmsoft.models.options import options_of
 
@@ -120,6 +121,14 @@ def test_every_parameter_gets_a_gradient_and_training_helps(case, options):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.95 * losses[0]
+
+
+@every
+def test_recomputation_is_chosen_for_every_mlp(case):
+    for recompute in (None, True, False):
+        mlps = [m for m in case.classify(recompute=recompute).modules() if isinstance(m, Mlp)]
+        assert len(mlps) >= 3
+        assert {mlp.recompute for mlp in mlps} == {recompute}
 
 
 @every
@@ -331,6 +340,7 @@ def test_a_wrong_image_is_named(case):
 
 
 COMMON = {'arch', 'in_channels', 'img_size', 'out_indices', 'frozen_stages', 'with_cp', 'drop_path_rate', 'init_cfg'}
+COMMON |= {'recompute'}
 
 
 @every
