@@ -96,9 +96,9 @@ def register_family(family: Family) -> Family:
             raise ValueError(f'family {family.title!r}: {name} is a name of {other.title} already: choose another')
     if not family.ours:
         raise ValueError(f'family {family.title!r} needs `ours`, names by which its weights are known')
-    FAMILIES[family.title] = family
-    for follow in _followers:
+    for follow in _followers:  # one may refuse it
         follow(family)
+    FAMILIES[family.title] = family
     return family
 
 

@@ -13,6 +13,7 @@ import torch
 from helpers import ROOT, TOOLS
 
 import mmsoft
+import mmsoft.timm
 from mmsoft.checkpoints import CheckpointError, convert, from_published, load, read_architecture
 from mmsoft.engine.complexity import count_parts
 from mmsoft.engine.config import load_config
@@ -86,6 +87,7 @@ class OwnClassifier(Net): ...
         (dict(title='ConvFormer'), "family 'ConvFormer' is registered already: choose another title"),
         (dict(backbone=SOFT), "family 'Net': SOFT is a name of SOFT already: choose another"),
         (dict(prefixes=dict(soft_pp={})), "family 'Net': soft_pp_tiny is a name of SOFT already"),
+        (dict(title='Coat'), "family 'Coat': timm has a model coat_tiny already: choose other prefixes"),
         (dict(ours=()), "family 'Net' needs `ours`, names by which its weights are known"),
     ],
     ids=str,
