@@ -10,6 +10,7 @@ import own_attention
 import own_family
 import pytest
 import torch
+from benchmark.cases import Case, build
 from helpers import ROOT, TOOLS
 
 import mmsoft
@@ -145,6 +146,14 @@ def test_the_config_knows_both(tmp_path):
     assert isinstance(
         MODELS.build(dict(type='mmsoft.ConvFormerClassifier', arch=SMALL)), own_family.ConvFormerClassifier
     )
+
+
+@pytest.mark.parametrize(
+    'model', ['attention:efficient', 'pyramid:efficient', 'convformer_tiny', 'upernet:convformer_tiny']
+)
+def test_the_benchmark_knows_both(model):
+    work = build(Case(model, (64, 96)), 'meta')
+    assert any(type(m) in (own_attention.EfficientAttention, own_family.TokenMixer) for m in work.module.modules())
 
 
 def test_the_converter_is_told_of_it(tmp_path):

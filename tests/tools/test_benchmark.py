@@ -79,7 +79,7 @@ class Mine(SOFT):
 class MineClassifier(SOFTClassifier):
     pass
 archs = dict(tiny=None)
-register_family(Family(title='Mine', backbone=Mine, classifier=MineClassifier, archs=archs, ours=('mine',)))
+register_family(Family(title='Mine', backbone=Mine, classifier=MineClassifier, archs=archs, ours=('mine',), options=dict))
 """
 
 
