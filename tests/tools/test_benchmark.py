@@ -78,8 +78,8 @@ class Mine(SOFT):
     pass
 class MineClassifier(SOFTClassifier):
     pass
-archs = dict(tiny=None)
-register_family(Family(title='Mine', backbone=Mine, classifier=MineClassifier, archs=archs, ours=('mine',), options=dict))
+of = dict(archs=dict(tiny=None), ours=('mine',), options=dict)
+register_family(Family(title='Mine', backbone=Mine, classifier=MineClassifier, **of))
 """
 
 
