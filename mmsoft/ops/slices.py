@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .dispatch import eager_cpu, is_watched, operator
+from .dispatch import eager_cpu, has_backward, is_watched, operator
 
 Function = Callable[..., Tensor]
 
@@ -54,6 +54,6 @@ def _token_wise_cpu(
 
 
 def _run(function: Function, tensors: Iterable[Tensor], recompute: bool) -> Tensor:
-    if recompute and torch.is_grad_enabled():
+    if recompute and has_backward():
         return checkpoint(function, *tensors, use_reentrant=False)
     return function(*tensors)
