@@ -11,8 +11,7 @@ from torch import nn
 import mmsoft.timm
 from mmsoft.engine.complexity import count_macs
 from mmsoft.layers import Mlp
-from mmsoft.models import CSWIN_ARCHS, DEIT_ARCHS, PVT_ARCHS, SWIN_ARCHS
-from mmsoft.models.register import BACKBONES, CLASSIFIERS
+from mmsoft.models import CSWIN_ARCHS, DEIT_ARCHS, FAMILIES, PVT_ARCHS, SWIN_ARCHS
 
 every = pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
 # Million parameters of the classifier (1000 classes) and of the backbone (DeiT's has a pyramid besides).
@@ -38,8 +37,8 @@ def layers(model):
 
 
 def test_every_registered_model_is_a_case():
-    assert {case.backbone for case in CASES.values()} == {*BACKBONES}
-    assert {case.classifier for case in CASES.values()} == {*CLASSIFIERS}
+    assert {case.backbone for case in CASES.values()} == {family.backbone for family in FAMILIES.values()}
+    assert {case.classifier for case in CASES.values()} == {family.classifier for family in FAMILIES.values()}
     assert {case.name for case in CASES.values()} <= {*mmsoft.timm.VARIANTS}
 
 
@@ -80,7 +79,7 @@ def test_any_size(case, size):
     assert model.strides == (4, 8, 16, 32)
 
 
-INLINE = [case for case in CASES.values() if case.family != 'SOFT']
+INLINE = [case for case in CASES.values() if case.family.startswith('InLine')]
 VARIANTS = [
     *((case, {}) for case in CASES.values()),
     *((case, dict(kernel='exp')) for case in INLINE),
