@@ -9,7 +9,7 @@ from backbones import CASES
 from helpers import relative_error
 from torch import nn
 
-from mmsoft.layers import Mlp, SoftAttention, with_torch_linears
+from mmsoft.layers import InLineBranch, Mlp, SoftAttention, with_torch_linears
 
 # Both kinds of attention of SOFT, with and without keys of their own; InLine beside shifted windows.
 MODELS = [('soft_pp', {}), ('soft_pp', dict(attn=dict(type='soft', symmetric=False))), ('inline_swin', {})]
@@ -134,6 +134,20 @@ def test_what_a_hook_puts_in_place_of_queries_is_attended():
     before = layer(tokens, (8, 12))
     layer.q.register_forward_hook(lambda *args: torch.zeros_like(args[2]))
     assert relative_error(layer(tokens, (8, 12)), before) > 1e-2
+
+
+def test_the_convolution_of_values_may_be_watched_and_replaced():
+    tokens, grid = torch.randn(2, 30, 16), (5, 6)
+    branch = InLineBranch(16, 2)
+    maps = [t.unflatten(1, grid) for t in (tokens, tokens.flip(1), tokens.roll(1, 1))]
+    folded = branch(*maps, tokens)
+    seen = []
+    handle = branch.lepe.register_forward_hook(lambda *args: seen.append(args[2].shape))
+    assert relative_error(branch(*maps, tokens), folded) < 1e-5
+    assert seen == [(2, 16, 5, 6)]
+    handle.remove()
+    branch.lepe = nn.Sequential(branch.lepe, nn.Dropout(1.0))
+    assert relative_error(branch(*maps, tokens), folded) > 1e-2
 
 
 def test_an_mlp_takes_another_linear_layer():
