@@ -24,5 +24,5 @@ def with_torch_linears(model: Module) -> Module:
     """
     for module in model.modules():
         if type(module) is Linear:
-            module.__class__ = nn.Linear
+            module.__class__ = nn.Linear  # pyright: ignore[reportAttributeAccessIssue]
     return model

@@ -3,6 +3,8 @@
 Han et al., "Bridging the Divide: Reconsidering Softmax and Linear Attention", NeurIPS 2024.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -133,6 +135,7 @@ def _against_one_convolution(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Mod
 
 
 @add_depthwise.also('folded', _against_one_convolution)
-def _add_depthwise_folded(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Conv2d) -> Tensor:
+def _add_depthwise_folded(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Module) -> Tensor:
     """The sum of both kernels makes one convolution."""
-    return y + dynamic_depthwise(x, kernels + conv.weight.squeeze(1)) + conv.bias.view(-1, 1, 1)
+    weight, bias = cast(Tensor, conv.weight), cast(Tensor, conv.bias)
+    return y + dynamic_depthwise(x, kernels + weight.squeeze(1)) + bias.view(-1, 1, 1)
