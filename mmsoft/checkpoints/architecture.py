@@ -17,7 +17,7 @@ class Architecture(NamedTuple):
     num_classes: int | None
 
     @property
-    def arch(self) -> tuple:
+    def arch(self) -> Any:
         return self.options['arch']
 
     @property

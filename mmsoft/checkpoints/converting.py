@@ -78,9 +78,10 @@ def verify(weights: Mapping[str, Tensor], source: str) -> Architecture:
 
 def _find_family(weights: Mapping[str, Tensor], source: str) -> tuple[Family, bool]:
     """The family of these weights, and whether the names are the authors'."""
-    published, ours = published_family(weights), our_family(weights)
-    if published or ours:
-        return published or ours, bool(published)
+    published = published_family(weights)
+    family = published or our_family(weights)
+    if family:
+        return family, bool(published)
     known = '; '.join(f'{family.title}: {" or ".join(filter(None, family.example))}' for family in FAMILIES.values())
     raise CheckpointError(
         f"{source!r} holds neither the authors' names of known weights nor ours ({known}); "

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from mmsoft.registry import DATASETS
 from mmsoft.versions import require
 
-from .reading import FaultRecord
+from .reading import FaultRecord, check_sides
 
 SUFFIXES = ('.jpeg', '.jpg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm')
 
@@ -78,6 +78,7 @@ class ClassFolders(Dataset):
         path, label = self.samples[index]
         try:
             with Image.open(path) as file:
+                check_sides(*file.size)
                 picture = file.convert('RGB')
             self.faults.none()
         except MemoryError:

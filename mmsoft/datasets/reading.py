@@ -4,6 +4,7 @@ import io
 import json
 import os
 import warnings
+from math import prod
 from pathlib import Path
 
 import mmcv
@@ -19,6 +20,14 @@ IGNORED_LABEL, IGNORED_DEEP = 255, 65535  # of 8 bits and of 16
 # As many faults in a row are not the files' fault, but that of an option, or of a disk that is gone.
 FAULTS_IN_A_ROW = 100
 SIZE_IF_UNKNOWN = (512, 512)
+MOST_UNEQUAL = 100  # sides of a picture: resizing makes others of no rows, or of millions
+LARGEST_BLANK = 1 << 26  # pixels, where an annotation tells them and no picture does
+
+
+def check_sides(*sides: int) -> None:
+    """Raise unless the height and width of a picture allow for resizing it."""
+    if min(sides) * MOST_UNEQUAL < max(sides):
+        raise ValueError(f'its sides of {sides[0]} and {sides[1]} pixels are too unequal to resize it')
 
 
 class FaultRecord:
@@ -93,6 +102,8 @@ class ReadSafely(BaseTransform):
         loads_image, label_map = 'img' not in results, results.get('seg_map_path')
         try:
             loaded = self.loader(results)
+            if loads_image and loaded is not None:
+                check_sides(*loaded['img'].shape[:2])
             if loaded is not None and 'gt_seg_map' in loaded:
                 self._check_labels(loaded)
         except MemoryError:
@@ -142,6 +153,8 @@ class ReadSafely(BaseTransform):
     def _blank_image(self, results: dict) -> None:
         """Black, of the size that the annotation tells."""
         shape = (results['height'], results['width']) if 'height' in results else _label_size(results)
+        if not 0 < max(shape) <= MOST_UNEQUAL * min(shape) or prod(shape) > LARGEST_BLANK:
+            shape = SIZE_IF_UNKNOWN
         results.update(img=np.zeros((*shape, 3), np.uint8), img_shape=shape, ori_shape=shape)
 
     def _blank_labels(self, results: dict) -> None:

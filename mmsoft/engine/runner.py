@@ -140,7 +140,20 @@ class Runner(runner.Runner):
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Go on with the run that wrote this checkpoint."""
         self._resume = True
-        super().resume(filename, *args, **kwargs)
+        try:
+            super().resume(filename, *args, **kwargs)
+            self._place(filename)
+        except CheckpointError:
+            raise
+        except Exception as error:  # torch and MMEngine take what they are given
+            raise CheckpointError(
+                f'checkpoint {str(filename)!r} cannot be resumed: its state is not that of this run '
+                f'({type(error).__name__}: {str(error)[:300]}); '
+                'start from its weights with --cfg-options load_from=<file>'
+            ) from error
+
+    def _place(self, filename: str) -> None:
+        """Where in the run the checkpoint lies, and what is to be done there."""
         checkpoint, changed, groups = vars(self).pop('_resumed')
         take_gradients(checkpoint, self.model)
         places = [hook.out_dir for hook in self.hooks if isinstance(hook, CheckpointHook) and hook.out_dir]
@@ -154,6 +167,11 @@ class Runner(runner.Runner):
             loop.first = self.iter - done
         if changed:
             as_configured(self, groups)
+        if self.iter > self.max_iters:
+            raise CheckpointError(
+                f'checkpoint {str(filename)!r} cannot be resumed: it is of iteration {self.iter}, and this run ends '
+                f'after {self.max_iters}'
+            )
         self.saved_iter = self.iter
 
     def _compare(self, filename: str, checkpoint: dict) -> None:
@@ -248,11 +266,16 @@ def _check_resumable(checkpoint: dict) -> None:
         )
     checkpoint['meta'] = known_meta(checkpoint['meta'])
     hub = checkpoint['message_hub']
-    parts = [hub.get(part) for part in ('resumed_keys', 'log_scalars')] if isinstance(hub, Mapping) else [None]
+    parts = (
+        [hub.get(part) for part in ('resumed_keys', 'log_scalars', 'runtime_info')]
+        if isinstance(hub, Mapping)
+        else [None]
+    )
     if not all(isinstance(part, Mapping) for part in parts):
         raise CheckpointError('this checkpoint cannot be resumed: its message_hub is not what MMEngine writes')
     # smoothed averages of the log, which start anew
-    hub['resumed_keys'] = {key: value for key, value in hub['resumed_keys'].items() if key not in hub['log_scalars']}
+    keys = hub['resumed_keys'].items()
+    hub['resumed_keys'] = {key: value for key, value in keys if key not in hub['log_scalars'] and type(value) is bool}
     hub['log_scalars'] = {}
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mmsoft.datasets.class_folders import ClassSample, make_transform
 from mmsoft.datasets.layout import class_count
+from mmsoft.datasets.reading import check_sides
 from mmsoft.visualization import draw_class, draw_instances, draw_label_map
 
 from .parts import kind_of, pipelines, walk_dicts
@@ -80,6 +81,7 @@ def class_steps(cfg: Config) -> tuple[Transform, Transform]:
         """From a BGR image (H, W, 3) to what a classifier takes."""
         from PIL import Image
 
+        check_sides(*data['img_shape'])
         picture = Image.fromarray(np.ascontiguousarray(data['img'][..., ::-1]))
         return dict(inputs=run(picture), data_samples=ClassSample(metainfo=dict(img_path=data['img_path'])))
 

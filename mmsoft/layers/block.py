@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from mmsoft.ops import gelu_tanh, token_wise
+from mmsoft.ops.checks import choose
 
 from .linear import Linear
 
@@ -21,7 +22,8 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = Linear(dim, hidden)
         self.fc2 = Linear(hidden, dim)
-        self.hidden, self.approximate, self.recompute = hidden, approximate, recompute
+        self.hidden, self.approximate = hidden, approximate
+        self.recompute = choose('recompute', recompute, (None, True, False))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, C) -> the same shape."""

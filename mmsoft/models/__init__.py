@@ -5,8 +5,9 @@ from mmsoft.versions import require
 require('torch', 'torchvision')
 
 from . import inline_cswin, inline_deit, inline_pvt, inline_swin, soft
-from .archs import STRIDES, Arch
+from .archs import STRIDES, Arch, resolve_arch
 from .attentions import ATTENTIONS, Attention, Place, register_attention
+from .backbone import Backbone
 from .checkpoint import Checkpoint
 from .family import FAMILIES, Family, register_family
 from .inline_archs import InLineArch
@@ -14,7 +15,10 @@ from .inline_cswin import *
 from .inline_deit import *
 from .inline_pvt import *
 from .inline_swin import *
+from .options import CommonOptions, PyramidOptions
+from .pyramid import Pyramid
 from .soft import *
+from .stage import Stage
 
 __all__ = [
     'ATTENTIONS',
@@ -22,14 +26,25 @@ __all__ = [
     'STRIDES',
     'Arch',
     'Attention',
+    'Backbone',
     'Checkpoint',
+    'CommonOptions',
     'Family',
     'InLineArch',
     'Place',
+    'Pyramid',
+    'PyramidOptions',
+    'Stage',
     'register_attention',
     'register_family',
+    'resolve_arch',
 ]
 
+__all__ += soft.__all__
+__all__ += inline_pvt.__all__
+__all__ += inline_swin.__all__
+__all__ += inline_deit.__all__
+__all__ += inline_cswin.__all__
+
 for _module in (soft, inline_pvt, inline_swin, inline_deit, inline_cswin):
-    __all__ += _module.__all__
     register_family(_module.FAMILY)

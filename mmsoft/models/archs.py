@@ -1,7 +1,7 @@
 """Architectures: widths, heads and depths, by name or by hand."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 STRIDES = (4, 8, 16, 32)
 # Softmax over a whole stage 4 under the linear rule: all tokens are keys up to a 1024 x 2048 image, averages beyond.
@@ -16,7 +16,10 @@ class Arch(NamedTuple):
     depths: tuple[int, ...]
 
 
-def resolve_arch(arch: str | Mapping | Arch, archs: Mapping[str, tuple], more: str = '') -> tuple:
+A = TypeVar('A', bound=tuple)
+
+
+def resolve_arch(arch: str | Mapping | tuple, archs: Mapping[str, A], more: str = '') -> A | Arch:
     """A name of ``archs``, or ``dict(dims=..., heads=..., depths=...)`` of an integer a stage.
 
     ``more`` says in the message of an error which further keys the caller takes.
@@ -33,7 +36,7 @@ def resolve_arch(arch: str | Mapping | Arch, archs: Mapping[str, tuple], more: s
     if not isinstance(arch, Mapping) or set(arch) != set(Arch._fields):
         found = ', '.join(map(str, arch)) if isinstance(arch, Mapping) else repr(arch)
         raise ValueError(f'a custom arch is a dict with exactly the keys dims, heads and depths; got {found}{more}')
-    stages = len(next(iter(archs.values())).dims)
+    stages = len(next(iter(archs.values()))[0])
     for name, values in arch.items():
         check_stages(f'arch {name}', values, stages)
     custom = Arch(*(tuple(arch[name]) for name in Arch._fields))

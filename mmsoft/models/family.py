@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Weights = Mapping[str, Tensor]
+from mmsoft.weights import CheckpointError, Weights
+
 Translation = Callable[[Weights], dict[str, Tensor]]
 
 
@@ -29,7 +30,8 @@ class Family:
         backbone: Images to maps; ``backbone(arch, **options)``.
         classifier: Images to logits; ``num_classes`` is one of its options.
         archs: Architectures by name, the same as ``arch`` of the constructors takes.
-        ours: Names that all of its weights have here, and no other family's ``ours`` includes; the last is shown.
+        ours: Names that all of its weights have here; where they are another family's as well, give more of them. The
+            last is shown.
         not_ours: Names that tell weights of another family with these names apart.
         options: What shapes show of the constructors' options, ``arch`` among them.
         unseen: Options that shapes do not show, and the defaults.
@@ -121,9 +123,14 @@ def published_family(weights: Weights) -> Family | None:
 
 
 def our_family(weights: Weights) -> Family | None:
-    """The family whose weights are called so here; of several, the one that asks for the most names."""
-    found = [family for family in FAMILIES.values() if family.is_ours(weights)]
-    return max(found, key=lambda family: len(family.ours) + len(family.not_ours), default=None)
+    """The family whose weights are called so here; of several, the one with the most names in ``ours``."""
+    found = sorted((f for f in FAMILIES.values() if f.is_ours(weights)), key=lambda family: len(family.ours))
+    if len(found) > 1 and len(found[-1].ours) == len(found[-2].ours):
+        raise CheckpointError(
+            f'these weights have the names of {found[-2].title} and of {found[-1].title}: '
+            'register the family of your own with more names in `ours`'
+        )
+    return found[-1] if found else None
 
 
 def with_our_names(weights: Weights) -> dict[str, Tensor]:

@@ -5,19 +5,25 @@ Wang et al., "Pyramid Vision Transformer", ICCV 2021.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmsoft.layers import InLineAttention, Mlp, PatchEmbed, PositionTable, PreNormBlock, embedded_size
-from mmsoft.weights.shapes import STAGES, image_size
+from mmsoft.layers.inline_attention import KERNELS
+from mmsoft.ops.checks import choose
+from mmsoft.weights.shapes import STAGES, Weights, image_size
 
 from .archs import STRIDES, check_stages
-from .classifier import Classifier
-from .family import Family, Weights
-from .inline_archs import InLineArch, all_inline
-from .inline_pyramid import InLinePyramid, timm_cfg
-from .inline_weights import InLineNames, read_arch, read_heads
+from .family import Family
+from .inline_archs import InLineArch, all_inline, resolve_inline_arch
+from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
+from .options import PyramidOptions
+from .pyramid import Pyramid
+from .stage import Stage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ['PVT_ARCHS', 'InLinePVT', 'InLinePVTClassifier']
 
@@ -27,48 +33,74 @@ PVT_ARCHS = {
 }
 
 
-class InLinePVT(InLinePyramid):
-    """The backbone; options are those of :class:`InLinePyramid` and:
+class InLinePVTOptions(PyramidOptions, total=False):
+    """Of the backbone."""
+
+    kernel: str
+    mlp_ratios: Sequence[int]
+
+
+class InLinePVT(Pyramid):
+    """The backbone; options are those of :class:`Backbone` and:
 
     Args:
+        arch: A name of ``PVT_ARCHS`` or ``dict(dims=..., heads=..., depths=...)``.
+        kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
         mlp_ratios: Hidden width of the MLPs over the stage's width.
     """
-
-    archs = PVT_ARCHS
 
     def __init__(
         self,
         arch: str | Mapping | InLineArch = 'tiny',
         *,
+        kernel: str = 'identity',
         mlp_ratios: Sequence[int] = (8, 8, 4, 4),
-        **options: Any,
+        **options: 'Unpack[PyramidOptions]',
     ) -> None:
+        arch = resolve_inline_arch(arch, PVT_ARCHS, stages=4, mixed=False)
+        super().__init__(arch.dims, STRIDES, arch.depths, **options)
         check_stages('mlp_ratios', mlp_ratios, len(STRIDES))
-        self.mlp_ratios = tuple(mlp_ratios)
+        self.arch, self.kernel, self.mlp_ratios = arch, choose('kernel', kernel, KERNELS), tuple(mlp_ratios)
+        self.build(self._stage)
+
+    def _stage(self, index: int, drop_paths: list[float]) -> Stage:
+        dim, heads, hidden = self.arch.dims[index], self.arch.heads[index], self.mlp_ratios[index]
+        blocks = [
+            PreNormBlock(
+                dim,
+                InLineAttention(dim, heads, self.kernel),
+                Mlp(dim, hidden * dim, 'none', self.recompute),
+                rate,
+                eps=1e-6,
+            )
+            for rate in drop_paths
+        ]
+        stride = 2 if index else 4
+        embed = PatchEmbed((self.in_channels, *self.arch.dims)[index], dim, stride, stride)
+        return Stage(embed, PositionTable(embedded_size(self.img_size, STRIDES[index]), dim), blocks, self.with_cp)
+
+
+class InLinePVTClassifier(InLinePVT):
+    """Images to logits through the mean of the last stage's tokens; options are the backbone's and:
+
+    Args:
+        num_classes, global_pool, drop_rate: See :meth:`Backbone.add_head`.
+    """
+
+    def __init__(
+        self,
+        arch: str | Mapping | InLineArch = 'tiny',
+        *,
+        num_classes: int = 1000,
+        global_pool: str | None = None,
+        drop_rate: float = 0.0,
+        **options: 'Unpack[InLinePVTOptions]',
+    ) -> None:
         super().__init__(arch, **options)
+        self.add_head(num_classes, global_pool, drop_rate)
 
-    def _embed(self, stage: int) -> nn.Module:
-        dims = (self.in_channels, *self.arch.dims)
-        stride = 2 if stage else 4
-        return PatchEmbed(dims[stage], dims[stage + 1], stride, stride)
-
-    def _position(self, stage: int) -> nn.Module:
-        return PositionTable(embedded_size(self.img_size, STRIDES[stage]), self.arch.dims[stage])
-
-    def _block(self, stage: int, index: int, drop_path: float) -> nn.Module:
-        dim = self.arch.dims[stage]
-        attn = InLineAttention(dim, self.arch.heads[stage], self.kernel)
-        return PreNormBlock(dim, attn, Mlp(dim, self.mlp_ratios[stage] * dim), drop_path, eps=1e-6)
-
-    def _norm(self) -> nn.Module:
-        return nn.Identity()
-
-    def _to_output(self, x: Tensor, index: int) -> Tensor:
-        return x
-
-
-class InLinePVTClassifier(Classifier, InLinePVT):
-    """Images to logits through the mean of the last stage's tokens; options also of :class:`Classifier`."""
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(x)
 
 
 _NAMES = InLineNames(

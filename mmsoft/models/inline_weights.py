@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,3 +84,8 @@ def read_heads(weights: Weights, predictor: str) -> int:
     """Heads of the predictor of local kernels: its grouped convolution is (C, C / heads, 1)."""
     channels, width, _ = weights[f'{predictor}.0.weight'].shape
     return channels // width
+
+
+def timm_cfg(arch: str) -> dict[str, Any]:
+    """What timm should know of a family with four stages."""
+    return dict(first_conv='stages.0.embed.proj', license='apache-2.0', paper_ids=PAPER)

@@ -20,6 +20,7 @@ KNOWN = dict(
     hook_msgs=(dict, type(None)),
     mmsoft=dict,
 )
+MOST = 10**9  # iterations
 _PLAIN = (str, bytes, bool, int, float, type(None))
 
 
@@ -34,10 +35,15 @@ def known_meta(meta: Any) -> dict[str, Any]:
                 'start from its weights with --cfg-options load_from=<file>'
             )
     for name, kind in KNOWN.items():
-        if name in meta and not (isinstance(meta[name], kind) and is_plain(meta[name])):
+        if name in meta and not (isinstance(meta[name], kind) and is_plain(meta[name])):  # pyright: ignore[reportArgumentType]
             raise CheckpointError(
                 f'this checkpoint cannot be resumed: its meta.{name} is not made of plain values '
                 f'(a {type(meta[name]).__name__}); start from its weights with --cfg-options load_from=<file>'
+            )
+    for name in ('epoch', 'iter'):
+        if not 0 <= meta[name] < MOST:
+            raise CheckpointError(
+                f'this checkpoint cannot be resumed: its meta.{name} must be between 0 and {MOST}, and is not'
             )
     return {name: meta[name] for name in KNOWN if name in meta}
 

@@ -22,10 +22,10 @@ def image_size(weights: Weights) -> tuple[int, int] | None:
 
 def depths(weights: Weights) -> tuple[int, ...]:
     """Layers of the four stages."""
-    return tuple(count(weights, f'stages.{i}.blocks') for i in STAGES)
+    return tuple(count_layers(weights, f'stages.{i}.blocks') for i in STAGES)
 
 
-def count(weights: Weights, prefix: str) -> int:
+def count_layers(weights: Weights, prefix: str) -> int:
     """How many numbers follow ``prefix``."""
     place = prefix.count('.') + 1
     return len({name.split('.')[place] for name in weights if name.startswith(f'{prefix}.')})

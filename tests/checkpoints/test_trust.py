@@ -82,7 +82,7 @@ def test_resuming_runs_no_config_of_the_checkpoint(trained, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     content = read_checkpoint(trained, trust=True)
     code = "__import__('pathlib').Path('ran').touch()\n"
-    content['meta'] |= dict(config=code, cfg=code, other=code, mmsoft=dict(lr=0.1, classes=['a'], name='b'))
+    content['meta'] |= dict(config=code, cfg=code, other=code)
     torch.save(content, 'hostile.pth')
     resumed = runner(tmp_path, 'resumed', max_epochs=2, resume=True, load_from='hostile.pth')
     seen = []
@@ -90,7 +90,7 @@ def test_resuming_runs_no_config_of_the_checkpoint(trained, tmp_path, monkeypatc
     resumed.load_or_resume()
     (checkpoint,) = filter(None, seen)
     assert set(checkpoint['meta']) <= set(KNOWN)
-    assert checkpoint['meta']['mmsoft'] == dict(lr=0.1, classes=['a'], name='b')
+    assert checkpoint['meta']['mmsoft'] == dict(done=0, processes=1, epoch_length=2, samples=4, config={})
     assert not (tmp_path / 'ran').exists()
     assert (resumed.epoch, resumed.iter) == (1, 2)
     for wrong, message in (
@@ -524,3 +524,30 @@ def test_shapes_without_numbers_build_no_model(tmp_path, suffix):
         path.write_bytes(to_bytes(weights | {name: value}, suffix))
         with pytest.raises(CheckpointError, match=rf"'{name}' is of the shape .*1099511627776.*, but holds no numbers"):
             from_published(path)
+
+
+@pytest.mark.parametrize(
+    ('place', 'value', 'message'),
+    [
+        (('meta', 'iter'), 10**15, 'its meta.iter must be between 0 and'),
+        (('meta', 'epoch'), -1, 'its meta.epoch must be between 0 and'),
+        (('meta', 'iter'), 3, 'it is of iteration 3, and this run ends after 2'),
+        (('optimizer', 'param_groups'), 3, 'its state is not that of this run'),
+        (('optimizer', 'state', 0, 'step'), {}, 'its state is not that of this run'),
+        (('param_schedulers',), None, 'its state is not that of this run'),
+        (('message_hub', 'runtime_info'), 1.5, 'its message_hub is not what MMEngine writes'),
+        (('buffers_of_ranks',), 1, 'its state is not that of this run'),
+        (('gradients',), {'line.weight': 1}, 'its state is not that of this run'),
+    ],
+)
+def test_a_state_that_no_run_wrote_ends_in_a_sentence(trained, tmp_path, place, value, message):
+    content = read_checkpoint(trained)
+    content['meta'].pop('mmsoft')
+    node = content
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    torch.save(content, tmp_path / 'a.pth')
+    resumed = runner(tmp_path, f'state_{place}_{value}', resume=True, load_from=str(tmp_path / 'a.pth'))
+    with pytest.raises(CheckpointError, match=rf"a\.pth' cannot be resumed: .*{message}|{message}"):
+        resumed.train()

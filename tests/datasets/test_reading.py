@@ -11,8 +11,9 @@ from mmengine.registry import TRANSFORMS
 from PIL import Image
 from small_worlds import FORK, SIZE, build, config, cut, rewrite_coco, safely
 
+from mmsoft.datasets.class_folders import ClassFolders
 from mmsoft.datasets.miniature import FOLDERS
-from mmsoft.datasets.reading import ReadSafely, read_faults
+from mmsoft.datasets.reading import SIZE_IF_UNKNOWN, ReadSafely, read_faults
 
 
 def odd_images(folder: Path) -> dict[str, Path]:
@@ -87,6 +88,55 @@ def test_a_broken_image_is_skipped_in_training_and_black_in_evaluation(
     else:
         assert torch.equal(sample['data_samples'].gt_sem_seg.data, truth.gt_sem_seg.data)
     assert list(read_faults(record)) == [str(path)]
+
+
+@pytest.mark.parametrize('sides', [(1, 5000), (5000, 1)])
+@pytest.mark.parametrize('world', ['coco', 'ade20k'])
+def test_a_picture_that_no_resizing_leaves_whole_ends_no_run(
+    world: str, sides: tuple[int, int], worlds: Path, tmp_path: Path
+) -> None:
+    """It became one of no rows, also where its annotation tells the true size of it."""
+    shutil.copytree(worlds / FOLDERS[world], tmp_path / FOLDERS[world])
+    record, pipeline = tmp_path / 'faults.jsonl', config(world, tmp_path)['pipeline']
+    pipeline.insert(2, dict(type='Resize', scale=(96, 64), keep_ratio=True))
+    height, width = sides
+    if world == 'coco':
+        truth = dict(height=height, width=width)
+        rewrite_coco(tmp_path / FOLDERS['coco'], lambda content: [image.update(truth) for image in content['images']])
+    for training in (True, False):
+        data = build(world, tmp_path, pipeline=safely(pipeline, record, training), test_mode=not training)
+        info = data.get_data_info(1)
+        for path in filter(None, (info['img_path'], info.get('seg_map_path'))):
+            Path(path).write_bytes(cv2.imencode(Path(path).suffix, np.ones(sides, np.uint8))[1])
+        assert data[1]['inputs'].any() == training  # another one, or black
+    assert next(iter(read_faults(record).values())) == (
+        f'ValueError: its sides of {height} and {width} pixels are too unequal to resize it'
+    )
+
+
+def test_a_black_image_is_no_larger_than_pictures_are(worlds: Path, tmp_path: Path) -> None:
+    shutil.copytree(worlds / FOLDERS['coco'], tmp_path / FOLDERS['coco'])
+    lie = dict(height=10**6, width=10**6)
+    rewrite_coco(tmp_path / FOLDERS['coco'], lambda content: [image.update(lie) for image in content['images']])
+    pipeline = safely(config('coco', tmp_path)['pipeline'], tmp_path / 'faults', training=False)
+    data = build('coco', tmp_path, pipeline=pipeline, test_mode=True)
+    Path(data.get_data_info(1)['img_path']).write_bytes(b'')
+    assert data[1]['inputs'].shape == (3, *SIZE_IF_UNKNOWN)
+
+
+def test_a_classifier_makes_no_picture_of_millions_of_columns(worlds: Path, tmp_path: Path) -> None:
+    shutil.copytree(worlds / FOLDERS['imagenet'], tmp_path / FOLDERS['imagenet'])
+    for training, split in ((True, 'train'), (False, 'val')):
+        data = ClassFolders(
+            data_root=str(tmp_path / FOLDERS['imagenet']),
+            split=split,
+            transform=dict(input_size=64, is_training=training),
+            record=str(tmp_path / split),
+        )
+        path = Path(data.get_data_info(0)['img_path'])
+        Image.new('RGB', (5000, 1), 'red').save(path)
+        assert data[0]['inputs'].shape == (3, 64, 64)
+        assert list(read_faults(tmp_path / split)) == [str(path)]
 
 
 SPOIL_LABELS = dict(

@@ -363,7 +363,9 @@ def test_a_resumed_run_goes_on_from_its_own_weights(tmp_path, resuming):
     checkpoint = dict(
         state_dict={name: torch.zeros_like(value) for name, value in own.items()},
         state_dict_ema={name: torch.ones_like(value) for name, value in own.items()},
-        **dict(meta=dict(epoch=0, iter=0), optimizer={}, message_hub=dict(resumed_keys={}, log_scalars={})),
+        meta=dict(epoch=0, iter=0),
+        optimizer={},
+        message_hub=dict(runtime_info={}, resumed_keys={}, log_scalars={}),
     )
     torch.save(checkpoint, tmp_path / 'a.pth')
     runner.load_checkpoint(str(tmp_path / 'a.pth'))
