@@ -133,7 +133,7 @@ def read_safely(
         if kind_of(leaf) == 'ClassFolders':
             leaf.record = str(record)
     options = dict(record=str(record), training=training, num_classes=num_classes)
-    for pipeline in pipelines(loader.dataset):
+    for pipeline in pipelines(loader.dataset) if isinstance(loader.dataset, Mapping) else ():
         for index, step in enumerate(pipeline):
             if kind_of(step) in ('LoadImageFromFile', 'LoadAnnotations'):
                 pipeline[index] = ConfigDict(type='mmsoft.ReadSafely', loader=step, **options)
