@@ -8,8 +8,8 @@ from mmsoft import mmcv_ops
 
 __version__ = '0.1.0'
 
-_BACKBONES = ('SOFT', 'InLinePVT', 'InLineSwin', 'InLineDeiT', 'InLineCSwin')
-_MODELS = tuple(name for backbone in _BACKBONES for name in (backbone, f'{backbone}Classifier'))
+# what is reached as mmsoft.<name>, besides every family's backbone and classifier
+_MODELS = ('Family', 'register_attention', 'register_family')
 _ROOMS = (
     'checkpoints',
     'datasets',
@@ -23,6 +23,7 @@ _ROOMS = (
     'timm',
     'versions',
     'visualization',
+    'weights',
 )
 
 mmcv_ops.activate()
@@ -30,11 +31,20 @@ mmcv_ops.activate()
 
 def __getattr__(name: str) -> Any:
     """``mmsoft.SOFT`` and ``mmsoft.checkpoints`` load when they are first used, so that importing stays light."""
-    if name in _MODELS:
-        return getattr(importlib.import_module('mmsoft.models'), name)
     if name in _ROOMS:
         return importlib.import_module(f'mmsoft.{name}')
-    raise AttributeError(f'module mmsoft has no attribute {name!r}; it has {", ".join(_MODELS + _ROOMS)}')
+    if name.startswith('__'):
+        raise AttributeError(f'module mmsoft has no attribute {name!r}')
+    models = importlib.import_module('mmsoft.models')
+    if name in _MODELS:
+        return getattr(models, name)
+    families = models.FAMILIES.values()
+    found = {kind.__name__: kind for family in families for kind in (family.backbone, family.classifier)}
+    if name not in found:
+        raise AttributeError(
+            f'module mmsoft has no attribute {name!r}; it has {", ".join((*found, *_MODELS, *_ROOMS))}'
+        )
+    return found[name]
 
 
 def config_path(name: str) -> str:

@@ -164,6 +164,19 @@ def _gpus() -> tuple[str, str]:
     return 'none', built
 
 
+def _kernels() -> tuple[str, str]:
+    """Which implementations our operators would take here, and for what."""
+    import torch
+
+    from mmsoft.ops import dispatch
+
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    found = dispatch.overview(device)
+    portable = f'portable: {len(found.pop(dispatch.PORTABLE, []))} operators'
+    special = [f'{kind or "none serves"}: {", ".join(names)}' for kind, names in found.items()]
+    return f'on {device}', '; '.join([*special, portable])
+
+
 def main() -> int:
     """Print the report; 1 if anything is wrong."""
     report = Report()
@@ -175,7 +188,8 @@ def main() -> int:
         if report.works('mmcv'):
             report.try_row('mmcv operators', _operators)
     _devices(report)
-    report.row('kernels', 'portable torch')
+    if report.works('torch'):
+        report.try_row('kernels', _kernels)
     print('', *report.faults.values(), sep='\n')
     if not report.faults:
         print('All is well.')

@@ -24,82 +24,40 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from mmsoft.checkpoints import load
-from mmsoft.checkpoints.loading import fit_weights
-from mmsoft.layers import (
-    CSwinBlock,
-    PatchEmbed,
-    PatchMerging,
-    PositionTable,
-    PostNormBlock,
-    PreNormBlock,
-)
-from mmsoft.models import (
-    ARCHS,
-    CSWIN_ARCHS,
-    DEIT_ARCHS,
-    DEIT_SIZES,
-    PVT_ARCHS,
-    SWIN_ARCHS,
-    InLineCSwinClassifier,
-    InLineDeiTClassifier,
-    InLinePVTClassifier,
-    InLineSwinClassifier,
-    SOFTClassifier,
-)
-from mmsoft.models.classifier import Classifier
+from mmsoft.layers import PatchEmbed, PositionTable, PostNormBlock, PreNormBlock
+from mmsoft.models import Checkpoint, Family
+from mmsoft.models.family import for_each_family
 from mmsoft.models.stage import Stage, to_channels_last
+from mmsoft.weights import fit_weights
+
+USUAL = dict(
+    num_classes=1000,
+    input_size=(3, 224, 224),
+    pool_size=(7, 7),
+    crop_pct=0.875,
+    interpolation='bicubic',
+    mean=IMAGENET_DEFAULT_MEAN,
+    std=IMAGENET_DEFAULT_STD,
+    classifier='head',
+)
 
 # model name -> classifier, and options of it
-VARIANTS = {
-    **{f'soft_{arch}': (SOFTClassifier, dict(arch=arch, attn='soft')) for arch in ARCHS if not arch.endswith('_v1')},
-    **{f'soft_pp_{arch}': (SOFTClassifier, dict(arch=arch, attn='soft_pp')) for arch in ARCHS},
-    **{f'inline_pvt_{arch}': (InLinePVTClassifier, dict(arch=arch)) for arch in PVT_ARCHS},
-    **{f'inline_swin_{arch}': (InLineSwinClassifier, dict(arch=arch)) for arch in SWIN_ARCHS},
-    **{f'inline_deit_{arch}': (InLineDeiTClassifier, dict(arch=arch)) for arch in DEIT_ARCHS},
-    **{f'inline_cswin_{arch}': (InLineCSwinClassifier, dict(arch=arch)) for arch in CSWIN_ARCHS},
-}
-
-
-def _cfg(name: str) -> dict[str, Any]:
-    """How a model is fed, and what its first and last layers are called."""
-    classifier, options = VARIANTS[name]
-    plain = classifier is InLineDeiTClassifier
-    size = DEIT_SIZES[options['arch']] if plain else 224
-    paper, first = 'arXiv:2412.06590', 'embed.proj' if plain else 'stages.0.embed.proj'
-    if classifier is SOFTClassifier:
-        paper = 'arXiv:2110.11945' if name.endswith('_v1') else 'arXiv:2207.03341'
-        first = 'stages.0.embed.0.0'
-    return dict(
-        num_classes=1000,
-        input_size=(3, size, size),
-        pool_size=(size // 16,) * 2 if plain else (7, 7),
-        crop_pct=0.875,
-        interpolation='bicubic',
-        mean=IMAGENET_DEFAULT_MEAN,
-        std=IMAGENET_DEFAULT_STD,
-        first_conv=first,
-        classifier='head',
-        license='apache-2.0',
-        paper_ids=paper,
-    )
-
-
-default_cfgs = generate_default_cfgs({name: _cfg(name) for name in VARIANTS})
+VARIANTS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {}
+default_cfgs = {}
 
 # What looks at sizes stays whole when torch.fx traces.
-for module in (Stage, PatchEmbed, PatchMerging, PositionTable, PostNormBlock, PreNormBlock, CSwinBlock):
+for module in (Stage, PatchEmbed, PositionTable, PostNormBlock, PreNormBlock):
     register_notrace_module(module)
 register_notrace_function(to_channels_last)
 
 
 def _build(
-    kind: type[Classifier],
+    kind: type[nn.Module],
     in_chans: int = 3,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     **options: Any,
-) -> Classifier:
+) -> nn.Module:
     """timm's names for three options; everything else is the classifier's own."""
     with torch.device(device) if device else nullcontext():
         model = kind(in_channels=in_chans, **options)
@@ -108,7 +66,7 @@ def _build(
 
 def _as_ours(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """The authors' names, those of a training and position tables of another size -> what the model loads."""
-    weights = {name.removeprefix('backbone.'): value for name, value in load(weights).items()}
+    weights = {name.removeprefix('backbone.'): value for name, value in Checkpoint.open(weights).weights.items()}
     # timm itself fits these to other numbers of classes and channels
     ends = ('head.weight', 'head.bias', f'{model.pretrained_cfg["first_conv"]}.weight')
     fitted, _ = fit_weights(model, weights, source='the pretrained weights', fresh=ends)
@@ -124,14 +82,13 @@ def _with_weights(name: str, pretrained_cfg: Any, overlay: dict | None) -> dict:
             "pretrained=True, pretrained_cfg_overlay=dict(file='...'), or take pretrained=False"
         )
     if cfg.file and not cfg.state_dict and cfg.source != 'local-dir':
-        return dict(overlay or {}, file=None, state_dict=load(cfg.file))
+        return dict(overlay or {}, file=None, state_dict=Checkpoint.open(cfg.file).weights)
     return dict(overlay or {})
 
 
-def _entry(name: str) -> Callable[..., nn.Module]:
+def _entry(name: str, maps: int | tuple[int, ...]) -> Callable[..., nn.Module]:
+    """The function that timm calls; ``maps`` as the backbone gives them, the last one normalised."""
     classifier, own = VARIANTS[name]
-    # maps as the backbone gives them: all four, the last one normalised; of a plain transformer the last three
-    maps = 3 if classifier is InLineDeiTClassifier else (0, 1, 2, 3)
 
     def create(
         pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: dict | None = None, **kwargs: Any
@@ -157,4 +114,15 @@ def _entry(name: str) -> Callable[..., nn.Module]:
     return register_model(create)
 
 
-globals().update({name: _entry(name) for name in VARIANTS})
+def _register(family: Family) -> None:
+    """Names of a family's models for timm, each also a function of this module."""
+    for module in family.leaves:
+        register_notrace_module(module)
+    listed = {name: own for name, own in family.variants.items() if name not in family.unlisted}
+    default_cfgs.update(generate_default_cfgs({n: USUAL | family.timm_cfg(own['arch']) for n, own in listed.items()}))
+    for name, own in listed.items():
+        VARIANTS[name] = family.classifier, own
+        globals()[name] = _entry(name, family.maps)
+
+
+for_each_family(_register)

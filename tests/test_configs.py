@@ -278,19 +278,15 @@ def test_pretrained_weights_are_found_wherever_they_are_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['mask_rcnn_soft_pp_tiny_1x_coco', 'soft_pp_tiny_300e_in1k'])
-def test_a_runs_own_config_is_what_it_was_made_from(name, tmp_path):
-    """The wrappers of a run do not pile up."""
-    from mmsoft.engine.config import read_safely
-    from mmsoft.engine.training import _seed_samples
+def test_a_loader_is_guarded_in_a_copy(name, tmp_path):
+    from mmsoft.engine.guarded import read_safely
 
     cfg = load_config(mmsoft.config_path(name))
-    before = cfg.train_dataloader.to_dict(), cfg.val_dataloader.to_dict()
-    read_safely(cfg, tmp_path / 'faults.jsonl')
-    _seed_samples(cfg)
-    assert cfg.train_dataloader.to_dict() != before[0]
-    cfg.dump(tmp_path / 'dumped.py')
-    again = load_config(tmp_path / 'dumped.py')
-    assert (again.train_dataloader.to_dict(), again.val_dataloader.to_dict()) == before
+    before = cfg.to_dict()
+    guarded = read_safely(cfg.train_dataloader, tmp_path / 'faults.jsonl', training=True)
+    assert str(guarded).count(str(tmp_path / 'faults.jsonl')) == (1 if 'in1k' in name else 2)
+    assert read_safely(guarded, tmp_path / 'faults.jsonl', training=True) == guarded  # nothing piles up
+    assert cfg.to_dict() == before
 
 
 @pytest.mark.parametrize('library', ['mmdet', 'mmseg'])

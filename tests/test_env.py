@@ -1,13 +1,16 @@
 """The report for issues: right where all is well, and one line for whatever is broken."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 from fresh_python import ALONE, fake, fake_distribution, python
 
 from mmsoft import env
+from mmsoft.ops import kernels
 from mmsoft.versions import REQUIREMENTS
 
 
@@ -33,6 +36,13 @@ def test_all_is_well_in_the_tested_set(capsys):
     assert found['mmcv operators'].endswith('nms and RoIAlign run')
     assert {'OpenMMLab line', 'CPU', 'GPU', 'kernels'} <= found.keys()
     assert len(text.splitlines()) < 30
+
+
+def test_kernels_are_those_that_the_dispatcher_would_take():
+    special = {'cpu': 'gelu_tanh', 'cuda': 'slicing'}['cuda' if torch.cuda.is_available() else 'cpu']
+    assert special in env._kernels()[1].rpartition('; portable: ')[0]
+    with kernels('portable'):
+        assert re.fullmatch(r'portable: \d+ operators', env._kernels()[1])
 
 
 def test_importing_it_is_light():

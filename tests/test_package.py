@@ -20,9 +20,10 @@ ROOMS = [
     'mmcv_ops',
     'versions',
     'files',
-    'env',
     'ops',
+    'env',
     'layers',
+    'weights',
     'models',
     'datasets',
     'checkpoints',
@@ -31,7 +32,7 @@ ROOMS = [
     'engine',
 ]
 # These work without OpenMMLab; the others are made for it.
-STANDALONE = ['ops', 'layers', 'models', 'checkpoints']
+STANDALONE = ['ops', 'layers', 'weights', 'models', 'checkpoints']
 # Modules of Python that Windows is without.
 UNIX_ONLY = {'crypt', 'curses', 'fcntl', 'grp', 'nis', 'ossaudiodev', 'posix', 'pty', 'pwd', 'readline', 'resource'}
 UNIX_ONLY |= {'spwd', 'syslog', 'termios', 'tty'}
@@ -47,20 +48,33 @@ def top_level_imports(tree):
             yield node.module
 
 
+def imported_rooms(tree):
+    """Rooms that a module imports from anywhere, inside functions as well; what it does as a command does not count."""
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and '__name__' in ast.unparse(node.test))]
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [] if node.level == 1 else [f'{node.module}.{name}' for name in names]
+            assert node.level < 2, 'what is of another room is imported by its full name'
+        yield from (name.split('.')[1] for name in names if name.startswith('mmsoft.'))
+
+
 def test_imports_go_downward():
+    inside = 'def f():\n from mmsoft.engine.x import y\n from mmsoft import timm\n from .z import a\nimport mmsoft.ops'
+    assert {*imported_rooms(ast.parse(inside))} == {'engine', 'timm', 'ops'}
     checked = 0
     for file in sorted((ROOT / 'mmsoft').rglob('*.py')):
         name = file.relative_to(ROOT).as_posix()
         if name in OUTSIDE:
             continue
-        room = file.relative_to(ROOT / 'mmsoft').parts[0].removesuffix('.py')
-        for imported in top_level_imports(ast.parse(file.read_text())):
-            parts = imported.split('.')
-            if parts[0] == 'mmsoft' and len(parts) > 1 and parts[1] != 'registry':
-                assert ROOMS.index(parts[1]) <= ROOMS.index(room), f'{name} imports {imported}'
+        room, tree = file.relative_to(ROOT / 'mmsoft').parts[0].removesuffix('.py'), ast.parse(file.read_text())
+        for imported in imported_rooms(tree):
+            if imported != 'registry':
+                assert ROOMS.index(imported) <= ROOMS.index(room), f'{name} imports {imported}'
                 checked += 1
-            if room in STANDALONE:
-                assert parts[0] not in {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm'}, f'{name} imports {imported}'
+        if room in STANDALONE:
+            for imported in top_level_imports(tree):
+                assert imported.split('.')[0] not in {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'timm'}, name
     assert checked > 10
 
 

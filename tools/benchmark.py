@@ -1,6 +1,7 @@
 """Measure time and peak memory of backbones, whole models or attentions, side by side in one run."""
 
 import argparse
+import importlib
 import signal
 import sys
 from pathlib import Path
@@ -35,6 +36,8 @@ OWN_CHOICE = dict(
 
 def main() -> None:
     args = parse()
+    for module in args.imports:
+        importlib.import_module(module)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way what was measured is written
     if args.models:
         choice = {key: getattr(args, key, default) for key, default in OWN_CHOICE.items()}
@@ -47,10 +50,11 @@ def main() -> None:
     for peer in args.peer or ():
         if peer not in known:
             raise SystemExit(f'error: --peer {peer} is not measured; choose from {", ".join(known)}')
+    samples = args.memory_samples or MEMORY_SAMPLES
     report = run_benchmark(
         args.name or name,
         [with_gemm(group, args.gemm, args.device) for group in groups],
-        Options(args.rounds, args.threads, not args.no_memory, args.memory_samples or MEMORY_SAMPLES),
+        Options(args.rounds, args.threads, not args.no_memory, samples, tuple(args.imports)),
         args.peer or PEERS,
         lambda text: print(text, file=sys.stderr, flush=True),
         args.out,
@@ -66,6 +70,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument('--suite', choices=SUITES, help='a named set of cases; by default figures, as in the README')
     parser.add_argument(
         '--peer', nargs='+', metavar='NAME', help='backbones or attentions that others are compared with'
+    )
+    parser.add_argument(
+        '--import',
+        dest='imports',
+        nargs='+',
+        default=(),
+        metavar='MODULE',
+        help='modules that register attentions or families of your own',
     )
     parser.add_argument('--device', default='cpu', choices=('cpu', 'cuda'))
     parser.add_argument('--rounds', type=int, default=9, help='at most; slow groups of a suite have fewer')

@@ -1,9 +1,9 @@
-"""Convert SOFT or InLine weights: the authors' names to ours, ours to theirs; those of the file tell which."""
+"""Convert weights of our families: the authors' names to ours, ours to theirs; those of the file tell which."""
 
 import argparse
 
 from mmsoft.checkpoints.converting import PARTS, convert
-from mmsoft.engine.cli import run_tool
+from mmsoft.engine.cli import add_import, run_tool
 
 
 def main() -> None:
@@ -15,6 +15,7 @@ def main() -> None:
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
     )
+    add_import(parser)
     args = parser.parse_args()
     print(convert(args.source, args.target, part=args.part, trust=args.trust_checkpoint, force=args.force))
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from .families import FAMILIES, Family, our_family
-from .messages import CheckpointError
+from mmsoft.models.family import FAMILIES, Family, our_family
+from mmsoft.weights import CheckpointError
 
 
 class Architecture(NamedTuple):
@@ -17,7 +17,7 @@ class Architecture(NamedTuple):
     num_classes: int | None
 
     @property
-    def arch(self) -> tuple:
+    def arch(self) -> Any:
         return self.options['arch']
 
     @property
@@ -49,7 +49,7 @@ def read_architecture(weights: Mapping[str, Tensor]) -> Architecture:
     """The architecture of a backbone (of all its stages) or classifier from its weights, with our names."""
     family = our_family(weights)
     if family is None:
-        known = ', '.join(f'{family.title} ({family.example[1]}, ...)' for family in FAMILIES)
+        known = ', '.join(f'{family.title} ({family.example[1]}, ...)' for family in FAMILIES.values())
         raise CheckpointError(f'these are not the weights, with our names, of any known model: {known}')
     try:
         options = family.options(weights)

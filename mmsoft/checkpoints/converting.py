@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmsoft.models.family import FAMILIES, Family, our_family, published_family
+from mmsoft.weights import CheckpointError, fit_weights, read_state_dict
+from mmsoft.weights.fitting import PYRAMID, take_prefix
+from mmsoft.weights.writing import WRITTEN, to_bytes, write
+
 from .architecture import Architecture, read_architecture
-from .families import FAMILIES, Family, our_family, published_family
-from .files import read_state_dict
-from .loading import PYRAMID, fit_weights, take_prefix
-from .messages import CheckpointError
-from .writing import WRITTEN, to_bytes, write
 
 PARTS = ('classifier', 'backbone')
 
@@ -78,10 +78,11 @@ def verify(weights: Mapping[str, Tensor], source: str) -> Architecture:
 
 def _find_family(weights: Mapping[str, Tensor], source: str) -> tuple[Family, bool]:
     """The family of these weights, and whether the names are the authors'."""
-    published, ours = published_family(weights), our_family(weights)
-    if published or ours:
-        return published or ours, bool(published)
-    known = '; '.join(f'{family.title}: {" or ".join(family.example)}' for family in FAMILIES)
+    published = published_family(weights)
+    family = published or our_family(weights)
+    if family:
+        return family, bool(published)
+    known = '; '.join(f'{family.title}: {" or ".join(filter(None, family.example))}' for family in FAMILIES.values())
     raise CheckpointError(
         f"{source!r} holds neither the authors' names of known weights nor ours ({known}); "
         f'its first name is {next(iter(weights))!r}'

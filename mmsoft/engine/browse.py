@@ -9,9 +9,12 @@ from mmengine.runner import set_random_seed
 
 from mmsoft.datasets.reading import read_faults
 from mmsoft.files import place_below, shown
-from mmsoft.visualization import contact_sheet, draw_sample, write_picture
+from mmsoft.visualization import contact_sheet, write_picture
 
-from .config import check_data, guard_files, pipelines, read_safely
+from .config import check_data, guard_files
+from .guarded import read_safely
+from .parts import kind_of, pipelines
+from .tasks import task_of
 
 
 def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 20, demo: bool = False) -> Path:
@@ -26,12 +29,11 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
     for remark in check_data(cfg, mode, classes=False):
         print(shown(remark))
     init_default_scope(cfg.get('default_scope', 'mmengine'))
-    config = cfg[f'{mode}_dataloader'].dataset
-    for pipeline in pipelines(config):
+    record, loader = Path(out_dir, 'faults.jsonl'), cfg[f'{mode}_dataloader']
+    for pipeline in pipelines(loader.dataset):
         _annotations_first(pipeline)
-    record = Path(out_dir, 'faults.jsonl')
-    read_safely(cfg, record)
-    dataset = DATASETS.build(config)
+    task = task_of(cfg)
+    dataset = DATASETS.build(read_safely(loader, record, mode == 'train', task.label_count(cfg)).dataset)
     set_random_seed(0)
     drawings, titles = [], []
     for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int).tolist():
@@ -39,7 +41,7 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
         to_picture = getattr(dataset, 'to_picture', lambda inputs: inputs.permute(1, 2, 0).numpy())
         image = to_picture(packed['inputs'])
         titles.append(f'{index} {Path(packed["data_samples"].img_path).stem}')
-        drawings.append(draw_sample(image, packed['data_samples'], dataset.metainfo, truth=True))
+        drawings.append(task.draw(image, packed['data_samples'], dataset.metainfo, truth=True))
         write_picture(drawings[-1], place_below(out_dir, f'{titles[-1].replace(" ", "_")}.png'))
     sheet = Path(out_dir, 'sheet.png')
     contact_sheet(drawings, sheet, titles=titles)
@@ -50,6 +52,6 @@ def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 2
 
 def _annotations_first(pipeline: list) -> None:
     """Test pipelines load annotations after resizing, at the size of the file; here they are resized with the image."""
-    names = [step.type.split('.')[-1] for step in pipeline]
+    names = [kind_of(step) for step in pipeline]
     if 'LoadAnnotations' in names:
         pipeline.insert(1, pipeline.pop(names.index('LoadAnnotations')))

@@ -1,5 +1,7 @@
 """What the tools share."""
 
+import argparse
+import importlib
 import io
 import sys
 import traceback
@@ -29,6 +31,26 @@ def run_tool(main: Callable[[], None]) -> None:
         if told is None:
             raise
         sys.exit(shown(f'error: {told}', keep='\n'))
+
+
+def add_import(parser: argparse.ArgumentParser) -> None:
+    """``--import``, for tools that read no config, whose custom_imports would say it."""
+    parser.add_argument(
+        '--import',
+        dest='imports',
+        type=_imported,
+        nargs='+',
+        metavar='MODULE',
+        help='modules that register families of your own, found as Python finds them (PYTHONPATH)',
+    )
+
+
+def _imported(name: str) -> str:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise argparse.ArgumentTypeError(f'{name!r} cannot be imported: {error}') from error
+    return name
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

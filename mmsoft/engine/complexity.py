@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 if TYPE_CHECKING:
@@ -62,11 +62,13 @@ def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[li
     from mmengine.registry import MODELS, init_default_scope
 
     from .config import without_pretrained
+    from .tasks import task_of
 
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     without_pretrained(cfg)
     model = revert_sync_batchnorm(MODELS.build(cfg.model)).eval().to('meta')
-    height, width = shape or input_shape(cfg)
+    task = task_of(cfg)
+    height, width = shape or task.input_shape(cfg)
     if min(height, width) < 1:
         raise ValueError(f'--shape takes a height and a width of 1 or more; got {height} {width}')
     multiple = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
@@ -79,30 +81,13 @@ def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[li
     with torch.no_grad(), _counter() as counter:
         for name, module in modules.items():
             _watch(module, name, counter, macs)
-        remarks += _run(model, torch.zeros(1, 3, *padded, device='meta'))
+        remarks += task.run(model, torch.zeros(1, 3, *padded, device='meta'))
     parts = [Part(name, _size(module), macs.get(name)) for name, module in modules.items()]
     idle = [part.name for part in parts if part.macs is None]
     if idle:
         remarks.append(f'{", ".join(idle)}: for training, does not run in testing')
     remarks.append(f"all products of attention and of Newton's steps are counted; {NOT_COUNTED} are not")
     return [*parts, Part('total', _size(model), counter.get_total_flops() // 2)], remarks
-
-
-def input_shape(cfg: 'Config') -> tuple[int, int]:
-    """(height, width) to which the test pipeline resizes.
-
-    Where its long side is over twice the short one, as ADE20K's 2048 x 512, it is a bound that images do
-    not reach: then the short side squared.
-    """
-    from .config import is_classifier, pipelines, walk_dicts
-
-    if is_classifier(cfg):
-        return (cfg.test_dataloader.dataset.transform.input_size,) * 2
-    for step in walk_dicts(next(pipelines(cfg.test_dataloader.dataset))):
-        if 'scale' in step:
-            short, long = sorted(step.scale)
-            return (short, short) if long > 2 * short else tuple(step.scale[::-1])
-    raise ValueError('the test pipeline has no step with a scale: give --shape HEIGHT WIDTH')
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -131,30 +116,6 @@ def _watch(module: nn.Module, name: str, counter: FlopCounterMode, macs: dict[st
         return outputs
 
     module.forward = watched
-
-
-def _run(model: nn.Module, images: Tensor) -> list[str]:
-    """The forward pass without what depends on values (B, 3, H, W); what was assumed in their place."""
-    if not getattr(model, 'with_roi_head', False):
-        model(images, mode='tensor')
-        return []
-    from mmengine.structures import InstanceData
-
-    features = model.extract_feat(images)
-    model.rpn_head(features)
-    for extractor in (m for m in model.roi_head.modules() if hasattr(m, 'roi_layers')):
-        _give_zeros(extractor)
-    proposals = images.new_zeros(model.test_cfg.rpn.max_per_img, 4)
-    # without predictions, mmdet gives the mask head the first 100 proposals
-    model.roi_head.forward(features, [InstanceData(bboxes=proposals)], None)
-    masks = f', and {min(100, len(proposals))} masks' if model.roi_head.with_mask else ''
-    return [f'{len(proposals)} proposals, the most that the config permits{masks}']
-
-
-def _give_zeros(extractor: nn.Module) -> None:
-    """Features of regions (n, C, h, w) without the operator, which needs values."""
-    size = extractor.roi_layers[0].output_size
-    extractor.forward = lambda features, rois, *_, **__: features[0].new_zeros(len(rois), extractor.out_channels, *size)
 
 
 def parts_table(parts: list[Part], remarks: list[str]) -> str:

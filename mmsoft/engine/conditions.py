@@ -8,7 +8,7 @@ from mmengine.optim import OptimWrapper
 
 from mmsoft.checkpoints import CheckpointError
 
-from .config import as_written
+from .parts import kind_of
 
 PARTS = ('model', 'train_dataloader', 'optim_wrapper', 'param_scheduler', 'train_cfg', 'auto_scale_lr', 'custom_hooks')
 # Where data and weights lie, how fast they are read, and what only looks on.
@@ -35,15 +35,10 @@ SCALED = {'processes', 'epoch_length', 'train_dataloader.batch_size'}  # what an
 
 def conditions(cfg: Config) -> dict[str, Any]:
     """Values of a config by their dotted names: numbers, words and lists of them."""
-    hooks = [hook for hook in cfg.get('custom_hooks') or () if _kind(hook['type']) not in LOOK_ON]
+    hooks = [hook for hook in cfg.get('custom_hooks') or () if kind_of(hook) not in LOOK_ON]
     parts = {name: cfg[name] for name in PARTS if cfg.get(name) is not None}
-    parts.update(custom_hooks=hooks, train_dataloader=as_written(cfg.train_dataloader))
+    parts.update(custom_hooks=hooks)
     return dict(seed=(cfg.get('randomness') or {}).get('seed'), **dict(_values(parts)))
-
-
-def _kind(name: Any) -> str:
-    """'mmdet.RetinaNet' -> 'RetinaNet', and the name of a class."""
-    return (name if isinstance(name, str) else getattr(name, '__name__', repr(name))).split('.')[-1]
 
 
 def _values(node: Any, name: str = '') -> Iterator[tuple[str, Any]]:
@@ -51,14 +46,14 @@ def _values(node: Any, name: str = '') -> Iterator[tuple[str, Any]]:
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key not in INNOCENT:
-                yield from _values(_kind(value) if key == 'type' else value, f'{name}.{key}' if name else str(key))
+                yield from _values(kind_of(value) if key == 'type' else value, f'{name}.{key}' if name else str(key))
     elif isinstance(node, (list, tuple)) and not all(isinstance(value, plain) for value in node):
         for index, value in enumerate(node):
             yield from _values(value, f'{name}.{index}')
     elif isinstance(node, (list, tuple)):
         yield name, list(node)
     elif not isinstance(node, str) or not ('/' in node or '\\' in node):  # a path
-        yield name, node if isinstance(node, plain) else _kind(node)
+        yield name, node if isinstance(node, plain) else kind_of(node)
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

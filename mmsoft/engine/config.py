@@ -19,11 +19,10 @@ from mmsoft.models.backbone import is_pretrained
 from mmsoft.registry import MODELS
 
 from .files import read_without_code
+from .parts import LOADERS, kind_of, walk_dicts
+from .tasks import CLASSIFICATION, task_of
 
 LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last stage
-LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
-# What wraps a part of a config for a run: type -> where the part is.
-WRAPPERS = {'mmsoft.ReadSafely': 'loader', 'mmsoft.SeededSampler': 'sampler', 'mmsoft.SeededDataset': 'dataset'}
 # What reads pickles by itself, past our readers: type of a part of a config -> what it reads.
 _PICKLE_READERS = dict(OpenImagesChallengeDataset='its hierarchy file', DODDataset='its annotations')
 # What MMEngine's Runner reads besides what a config has.
@@ -52,9 +51,6 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
         raise ValueError('MMSOFT_DATA is set but empty; set it to the folder that holds the data sets, or unset it')
     read_without_code()
     cfg = Config.fromfile(path)
-    for name in LOADERS:
-        if cfg.get(name) is not None:
-            cfg[name] = as_written(cfg[name])
     old_root = cfg.get('data_root')
     _reject_unknown_options(cfg, options or {})
     cfg.merge_from_dict(dict(options or {}))
@@ -68,37 +64,11 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     return cfg
 
 
-def as_written(node: Any) -> Any:
-    """Without what `train` and `evaluate` wrap around parts of a config, which a run's own copy of it shows."""
-    if isinstance(node, Mapping):
-        kind = node.get('type')
-        if kind in WRAPPERS:
-            return as_written(node[WRAPPERS[kind]])
-        added = ('record',) if kind == 'mmsoft.ClassFolders' else ()
-        return ConfigDict({key: as_written(value) for key, value in node.items() if key not in added})
-    return [as_written(value) for value in node] if isinstance(node, list) else node
-
-
 def _leaves(cfg: Config) -> Iterator[ConfigDict]:
     """The data sets of all loaders."""
     for name in LOADERS:
         if cfg.get(name):
             yield from leaf_datasets(cfg[name].dataset)
-
-
-def read_safely(cfg: Config, record: str | Path) -> None:
-    """Wrap the loading steps of all pipelines in ``mmsoft.ReadSafely``, which keeps the record; class folders do so."""
-    for leaf in _leaves(cfg):
-        if str(leaf.type).split('.')[-1] == 'ClassFolders':
-            leaf.record = str(record)
-    head = cfg.model.get('decode_head')  # of a segmentor, whose labels are checked against it
-    num_classes = (head[-1] if isinstance(head, list) else head).num_classes if head else None
-    for name in LOADERS:
-        options = dict(record=str(record), training=name == 'train_dataloader', num_classes=num_classes)
-        for pipeline in pipelines(cfg[name].dataset) if cfg.get(name) else ():
-            for index, step in enumerate(pipeline):
-                if str(step.type).split('.')[-1] in ('LoadImageFromFile', 'LoadAnnotations'):
-                    pipeline[index] = ConfigDict(type='mmsoft.ReadSafely', loader=step, **options)
 
 
 def _reject_unknown_options(cfg: Config, options: Mapping[str, Any]) -> None:
@@ -121,29 +91,6 @@ def _move(node: Any, old: str, new: str) -> int:
             node[key] = new + value[len(old) :]
             count += 1
     return count
-
-
-def pipelines(dataset: Mapping[str, Any]) -> Iterator[list]:
-    """Every pipeline in the config of a data set that may repeat, join or wrap others."""
-    for key, value in dataset.items():
-        if key == 'pipeline':
-            yield value
-        elif isinstance(value, Mapping):
-            yield from pipelines(value)
-        elif isinstance(value, list):
-            for entry in value:
-                if isinstance(entry, Mapping):
-                    yield from pipelines(entry)
-
-
-def walk_dicts(node: Any) -> Iterator[ConfigDict]:
-    """Every dict of a config, outer ones first."""
-    if isinstance(node, Mapping):
-        yield node
-        node = list(node.values())
-    if isinstance(node, (list, tuple)):
-        for value in node:
-            yield from walk_dicts(value)
 
 
 def without_pretrained(cfg: Config) -> None:
@@ -172,8 +119,7 @@ def guard_files(cfg: Config, trust: bool = False) -> None:
     """Whatever file this config names is read without running code from it, or not at all, unless it is trusted."""
     read_without_code(trust)
     for part in () if trust else walk_dicts(cfg._cfg_dict):
-        kind = part.get('type')  # a name, or a class in configs that are Python
-        kind = getattr(kind, '__name__', str(kind)).split('.')[-1]
+        kind = kind_of(part)
         what = 'its files' if part.get('decode_backend') == 'pickle' else _PICKLE_READERS.get(kind)
         if what:
             raise CheckpointError(
@@ -198,12 +144,8 @@ def _as_list(init_cfg: Any) -> list:
     return [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or ())
 
 
-def is_classifier(cfg: Config) -> bool:
-    return str(cfg.model.type).split('.')[-1] == 'ImageClassifier'
-
-
 def only_for_classifiers(cfg: Config, options: str, instead: str) -> None:
-    if not is_classifier(cfg):
+    if task_of(cfg) is not CLASSIFICATION:
         raise ValueError(f'{options} are for classifiers; for {cfg.model.type} {instead}')
 
 
@@ -242,14 +184,14 @@ def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
 def take_table_size(cfg: Config, weights: Mapping[str, Tensor]) -> None:
     """Position tables of a classifier as large as in these weights: they are resized once, to the pictures."""
     size = image_size({name.removeprefix('backbone.'): value for name, value in weights.items()})
-    if is_classifier(cfg) and size:
+    if task_of(cfg) is CLASSIFICATION and size:
         cfg.model.backbone.img_size = list(size)
 
 
 def check_data(cfg: Config, *modes: str, classes: bool = True) -> list[str]:
     """Raise DataError unless the data of these modes (train, val, test) is complete; give remarks on annotations.
 
-    With ``classes``, a classifier must have as many as its data.
+    With ``classes``, the model must have as many as its data.
     """
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     remarks = {}
@@ -257,15 +199,5 @@ def check_data(cfg: Config, *modes: str, classes: bool = True) -> list[str]:
         if cfg.get(f'{mode}_dataloader'):
             remarks.update(dict.fromkeys(check_dataset(cfg[f'{mode}_dataloader'].dataset)))
             if classes:
-                _check_classes(cfg, mode)
+                task_of(cfg).check(cfg, mode)
     return list(remarks)
-
-
-def _check_classes(cfg: Config, mode: str) -> None:
-    """Raise unless a classifier's head is as wide as its data has classes."""
-    found = class_count(cfg[f'{mode}_dataloader'].dataset)
-    if found is not None and found != cfg.model.backbone.get('num_classes', 1000):
-        raise ValueError(
-            f'the {mode} data has {found} classes, but the model {cfg.model.backbone.get("num_classes", 1000)}: set '
-            f'--cfg-options model.backbone.num_classes={found}'
-        )

@@ -12,7 +12,9 @@ from mmengine.dist import get_dist_info
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.datasets.miniature import KINDS, write_world
 
-from .config import LOADERS, is_classifier, pipelines, walk_dicts, without_pretrained
+from .config import without_pretrained
+from .parts import LOADERS, kind_of, pipelines, walk_dicts
+from .tasks import CLASSIFICATION, TASKS, task_of
 
 WORLD_OF = {
     'CocoDataset': 'coco',
@@ -24,8 +26,8 @@ CLASSES = dict(CocoDataset=80, ADE20KDataset=150, CityscapesDataset=19, ClassFol
 SIZE = (128, 160)  # height, width
 CLASS_SCENES, CLASS_SIZE = (256, 320), 96  # scenes from which pictures are cut, and the pictures
 IMAGES, VAL_IMAGES = 240, 60
-BATCH = dict(boxes=4, masks=4, labels=4, classes=32)  # of all processes together
-EPOCHS = dict(boxes=3, masks=3, labels=3, classes=8)
+BATCH = {task.name: task.demo_batch for task in TASKS}  # of all processes together
+EPOCHS = {task.name: task.demo_epochs for task in TASKS}
 LR = 4e-4
 # What the demo sets itself, so that options for it would have no effect.
 SETS = (
@@ -59,7 +61,7 @@ def overlay(cfg: Config, root: str | Path | None = None) -> None:
     for name in LOADERS:
         if cfg.get(name) is None:
             continue
-        cfg[name].update(num_workers=0, persistent_workers=False, batch_size=32 if is_classifier(cfg) else 1)
+        cfg[name].update(num_workers=0, persistent_workers=False, batch_size=task_of(cfg).demo_val_batch)
         split = 'train' if name == 'train_dataloader' else 'val'
         for leaf in leaf_datasets(cfg[name].dataset):
             kind = _use_world(leaf, root, split)
@@ -80,7 +82,7 @@ def overlay(cfg: Config, root: str | Path | None = None) -> None:
 
 def _use_world(leaf: ConfigDict, root: Path, split: str) -> str:
     """Read the world that is like this data set; which kind it is."""
-    kind = str(leaf.type).split('.')[-1]
+    kind = kind_of(leaf)
     if kind not in WORLD_OF:
         raise ValueError(f'--demo has no miniature world for {leaf.type}; it has {", ".join(WORLD_OF)}')
     world = WORLD_OF[kind]
@@ -105,7 +107,7 @@ def _use_world(leaf: ConfigDict, root: Path, split: str) -> str:
 def _shrink(pipeline: list[ConfigDict]) -> None:
     height, width = SIZE
     for step in walk_dicts(pipeline):
-        kind = str(step.get('type')).split('.')[-1]
+        kind = kind_of(step)
         if kind in ('Resize', 'RandomResize'):
             step.scale = (width, height)
         if kind == 'RandomResize':
@@ -136,21 +138,20 @@ def _shrink_model(model: ConfigDict) -> None:
 
 def _shorten(cfg: Config) -> None:
     """A few epochs, one cosine, and the lr of a random start."""
-    kind = _task(cfg)
     batch, processes = _batch(cfg)
-    epochs = cfg.get('demo_epochs', EPOCHS[kind])
+    epochs = cfg.get('demo_epochs', EPOCHS[task_of(cfg).name])
     steps = epochs * math.ceil(IMAGES / (batch * processes))  # but for classes, whose schedule counts by itself
     by_epoch = cfg.train_cfg.get('by_epoch', 'max_epochs' in cfg.train_cfg)
     if by_epoch:
         cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=max(1, epochs // 3))
     else:
         cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps // 3)
-    if kind == 'classes':
-        for hook in cfg.custom_hooks:
-            if hook.type == 'mmsoft.CosineSchedule':
-                hook.update(warmup_epochs=1, min_lr=LR / 100)
+    schedules = [hook for hook in cfg.get('custom_hooks') or () if kind_of(hook) == 'CosineSchedule']
+    for hook in schedules:
+        hook.update(warmup_epochs=1, min_lr=LR / 100)
+    if 'auto_scale_lr' in cfg:
         cfg.auto_scale_lr.enable = False
-    else:
+    if not schedules:
         warmup = steps // 10
         cosine = dict(type='CosineAnnealingLR', eta_min=LR / 100, T_max=steps - warmup)
         cfg.param_scheduler = [
@@ -163,17 +164,10 @@ def _shorten(cfg: Config) -> None:
     cfg.default_hooks.checkpoint.update(interval=cfg.train_cfg.val_interval, max_keep_ckpts=1)
 
 
-def _task(cfg: Config) -> str:
-    """What the model predicts, as in EPOCHS."""
-    if is_classifier(cfg):
-        return 'classes'
-    return 'labels' if 'decode_head' in cfg.model else 'masks' if 'roi_head' in cfg.model else 'boxes'
-
-
 def _batch(cfg: Config) -> tuple[int, int]:
     """Images a process, and processes: together those of BATCH, or one each if they are more."""
     processes = get_dist_info()[1]
-    return max(1, BATCH[_task(cfg)] // processes), processes
+    return max(1, BATCH[task_of(cfg).name] // processes), processes
 
 
 def describe(cfg: Config) -> str:
@@ -181,6 +175,6 @@ def describe(cfg: Config) -> str:
     epochs, (batch, processes) = cfg.train_cfg.get('max_epochs'), _batch(cfg)
     length = f'{epochs} epochs' if epochs else f'{cfg.train_cfg.max_iters} iterations'
     pictures = f'{IMAGES} drawn images of {SIZE[1]} x {SIZE[0]}'
-    if _task(cfg) == 'classes':
+    if task_of(cfg) is CLASSIFICATION:
         pictures = f'pictures of {CLASS_SIZE} x {CLASS_SIZE}, cut from {IMAGES} drawn scenes'
     return f'demo: {pictures}, {length} of batches of {batch * processes}, from a random start'

@@ -18,9 +18,10 @@ from mmsoft.datasets.reading import SIZE_IF_UNKNOWN, FaultRecord, read_faults
 from mmsoft.datasets.seeding import mix_seeds
 from mmsoft.files import json_names, places_below
 from mmsoft.registry import HOOKS
-from mmsoft.visualization import draw_sample, write_picture
+from mmsoft.visualization import write_picture
 
 from .saving import collect_for
+from .tasks import task_of
 
 
 class InvalidLossError(RuntimeError):
@@ -151,6 +152,7 @@ class DrawPredictions(Hook):
 
     def before_test_epoch(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
+        self.draw = task_of(runner.cfg).draw
         prefix = getattr(dataset, 'data_prefix', {})
         images = prefix.get('img') or prefix.get('img_path') or '.'
         paths = [dataset.get_data_info(index)['img_path'] for index in range(len(dataset))]
@@ -163,7 +165,7 @@ class DrawPredictions(Hook):
         meta = runner.test_dataloader.dataset.metainfo
         for sample in () if self.lost else outputs:
             try:
-                picture = draw_sample(_image(sample), sample, meta, self.score_thr)
+                picture = self.draw(_image(sample), sample, meta, self.score_thr)
                 write_picture(picture, self.places[sample.img_path])
                 self.faults.none()
             except Exception as error:  # metrics are not lost for a drawing

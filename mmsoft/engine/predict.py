@@ -1,41 +1,35 @@
 """Predictions for pictures and videos: results that other programs read, and drawings."""
 
 import glob
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
-import mmcv
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.dataset import Compose
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import DATASETS, MODELS, TRANSFORMS, init_default_scope
-from PIL import Image
+from mmengine.registry import DATASETS, MODELS, init_default_scope
 from rich.progress import Progress
 from torch import nn
 
 from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
-from mmsoft.datasets.class_folders import ClassSample, class_names, make_transform, places
+from mmsoft.datasets.class_folders import class_names, places
 from mmsoft.datasets.layout import leaf_datasets
-from mmsoft.datasets.reading import FaultRecord, check_sides
-from mmsoft.files import json_name, json_text, places_below
+from mmsoft.datasets.reading import FaultRecord
+from mmsoft.files import json_name, places_below
 from mmsoft.versions import require
-from mmsoft.visualization import DrawnVideo, can_write, draw_sample, opencv_name, write_picture
+from mmsoft.visualization import DrawnVideo, can_write, opencv_name, write_picture
 
-from .config import guard_files, is_classifier, pipelines, take_table_size, without_pretrained
-from .results import Results, write_whole
+from .config import guard_files, take_table_size, without_pretrained
+from .parts import kind_of
+from .tasks import task_of
 
 PICTURES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.jp2')
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v', '.mpg', '.mpeg', '.wmv')
-# Where a model keeps the head that tells the number of classes.
-_HEADS = ('decode_head', 'bbox_head', 'roi_head.bbox_head', 'mask_head', 'backbone')
-TOP = 5  # classes that are told of a picture
 UNREADABLE, UNDRAWN = 'cannot be read, skipped', 'is predicted, but cannot be drawn'
 
 
@@ -71,12 +65,10 @@ def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
         with DATASETS.switch_scope_and_registry(None) as registry:  # the default scope's
             meta = {**getattr(registry.get(leaf.type), 'METAINFO', {}), **leaf.get('metainfo', {})}
         source = f'the data set {leaf.type}'
-        if is_classifier(cfg):
+        if kind_of(leaf) == 'ClassFolders':
             folders, split, _ = places(leaf)
             meta['classes'] = class_names(folders, split, None)
-    modules = dict(model.named_modules())
-    head = next(modules[name] for name in _HEADS if name in modules)
-    count = (head[-1] if isinstance(head, nn.ModuleList) else head).num_classes
+    count = task_of(cfg).num_classes(model)
     classes = tuple(meta.get('classes') or (f'class {index}' for index in range(count)))
     if len(classes) != count:
         raise ValueError(
@@ -175,34 +167,15 @@ class _Predictor:
         self, cfg: Config, model: nn.Module, meta: dict, folder: Path, score_thr: float | None, files: dict[str, Path]
     ) -> None:
         self.model, self.meta, self.folder, self.score_thr = model, meta, folder, score_thr
-        self.is_classifier = is_classifier(cfg)
-        if self.is_classifier:
-            # as in testing, where nobody turns pictures by their EXIF
-            self.load = TRANSFORMS.build(dict(type='LoadImageFromFile', color_type='color_ignore_orientation'))
-            self.prepare = _class_pipeline(cfg.test_dataloader.dataset.transform)
-        else:
-            steps = next(pipelines(cfg.test_dataloader.dataset))
-            steps = [step for step in steps if 'LoadAnnotations' not in step.type]
-            self.load, self.prepare = TRANSFORMS.build(steps[0]), Compose(steps[1:])
+        task = task_of(cfg)
+        (self.load, self.prepare), self.draw = task.steps(cfg), task.draw
         self.count, self.unreadable, self.faults = 0, {}, FaultRecord(None)
-        self.is_detector = not self.is_classifier and not hasattr(model, 'decode_head')
         if score_thr is not None:
             self.drawn = places_below(
                 folder / 'drawn', {name: _drawn_name(name, file) for name, file in files.items()}, files.values()
             )
-        if self.is_detector:
-            self._write_categories(*category_ids(cfg, meta['classes']))
-        if self.is_detector or self.is_classifier:
-            self.results = Results(folder)
-        else:
-            self.labels = self._places_of_labels(files)
-
-    def _places_of_labels(self, files: dict[str, Path]) -> dict[str, Path]:
-        """A PNG for a picture, a folder of them for a video."""
-        stems = {name: str(Path(name).with_suffix('')) for name in files}
-        kept = stems if len(set(stems.values())) == len(files) else {name: name for name in files}
-        wanted = {name: kept[name] if _is_video(file) else f'{kept[name]}.png' for name, file in files.items()}
-        return places_below(self.folder / 'labels', wanted, files.values())
+        videos = {name for name, file in files.items() if _is_video(file)}
+        self.writer = task.writer(folder, cfg, meta, files, videos)
 
     @contextmanager
     def _attempt(self, file: Path) -> Iterator[None]:
@@ -269,74 +242,11 @@ class _Predictor:
         place = dict(image_id=self.count + 1, **json_name('file_name', name))
         if frame is not None:
             place['frame'] = frame
-        if self.is_classifier:
-            scores, labels = sample.pred_scores.topk(min(TOP, len(sample.pred_scores)))
-            names = [json_text(self.meta['classes'][label]) for label in labels.tolist()]
-            self.results.add([dict(**place, classes=names, scores=scores.tolist())])
-        elif self.is_detector:
-            self.results.add([dict(**place, **entry) for entry in self._detections(sample.pred_instances)])
-        else:
-            self._write_labels(sample.pred_sem_seg.data, name, frame)
+        self.writer.write(sample, place, name)
         self.count += 1
         self.problem = UNDRAWN
-        return None if self.score_thr is None else draw_sample(image, sample, self.meta, self.score_thr)
-
-    def _detections(self, instances: Any) -> Iterator[dict[str, Any]]:
-        """Entries of COCO's result format."""
-        from mmdet.structures.mask import encode_mask_results
-
-        instances = instances.cpu().numpy()
-        rles = encode_mask_results(instances.masks) if 'masks' in instances else [None] * len(instances)
-        for (x1, y1, x2, y2), label, score, rle in zip(
-            instances.bboxes.tolist(), instances.labels.tolist(), instances.scores.tolist(), rles, strict=True
-        ):
-            entry = dict(category_id=self.category_ids[label], bbox=[x1, y1, x2 - x1, y2 - y1], score=score)
-            yield entry if rle is None else dict(**entry, segmentation=dict(rle, counts=rle['counts'].decode()))
-
-    def _write_labels(self, labels: torch.Tensor, name: str, frame: int | None) -> None:
-        """Class indices (1, H, W) as a PNG of 8 bits, or 16 where there are more than 256 classes."""
-        target = self.labels[name] if frame is None else self.labels[name] / f'{frame:06d}.png'
-        kind = np.min_scalar_type(len(self.meta['classes']) - 1)
-        write_picture(labels[0].cpu().numpy().astype(kind), target)
-
-    def _write_categories(self, ids: list[int], source: str) -> None:
-        self.category_ids = ids
-        names = zip(ids, self.meta['classes'], strict=True)
-        categories = dict(ids_from=source, categories=[dict(id=number, name=json_text(name)) for number, name in names])
-        write_whole(self.folder / 'categories.json', [json.dumps(categories, indent=1).encode(), b'\n'])
+        return None if self.score_thr is None else self.draw(image, sample, self.meta, self.score_thr)
 
     def finish(self) -> None:
         """Write what comes in one file."""
-        if self.is_detector or self.is_classifier:
-            self.results.finish()
-
-
-def _class_pipeline(transform: Mapping[str, Any]) -> Callable[[dict], dict]:
-    """From a BGR image (H, W, 3) to what a classifier takes."""
-    run = make_transform(transform)
-
-    def prepare(data: dict) -> dict:
-        check_sides(*data['img_shape'])
-        picture = Image.fromarray(mmcv.bgr2rgb(data['img']))
-        return dict(inputs=run(picture), data_samples=ClassSample(metainfo=dict(img_path=data['img_path'])))
-
-    return prepare
-
-
-def category_ids(cfg: Config, classes: Sequence[str]) -> tuple[list[int], str]:
-    """The data set's category ids of these classes, and where they come from."""
-    leaf = next(leaf_datasets(cfg.test_dataloader.dataset))
-    annotations = Path(leaf.get('data_root') or '', leaf.get('ann_file') or '')
-    if annotations.is_file() and annotations.suffix == '.json':
-        ids = {entry['name']: entry['id'] for entry in json.loads(annotations.read_bytes())['categories']}
-        if ids.keys() >= set(classes):
-            return [ids[name] for name in classes], str(annotations)
-    from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
-
-    # the list that torchvision's COCO detectors index by category id
-    coco = {name: i for i, name in enumerate(RetinaNet_ResNet50_FPN_Weights.COCO_V1.meta['categories'])}
-    if coco.keys() - {'__background__', 'N/A'} == set(classes):
-        return [coco[name] for name in classes], 'COCO'
-    return list(
-        range(1, len(classes) + 1)
-    ), 'the order of the classes, counted from 1: no annotation file tells the ids'
+        self.writer.finish()

@@ -21,7 +21,7 @@ from mmsoft.checkpoints.sources import HASH_LENGTH, is_remote, sha256_of
 from mmsoft.checkpoints.writing import WRITTEN, to_bytes, write
 from mmsoft.files import is_file_name, json_plain
 
-from .config import LOADERS, as_written, walk_dicts
+from .parts import LOADERS, walk_dicts
 
 ROOM = len('-<hash>.safetensors') + 64  # of a file's name, behind the one that is given
 CHOICES = (*PARTS, 'model')
@@ -161,9 +161,6 @@ def _without_run(text: str) -> dict:
     tree = _evaluate_config(text)
     if tree.get('work_dir'):  # files in it keep their names
         tree = _evaluate_config(text.replace(f"'{tree['work_dir'].rstrip('/')}/", "'"))
-    for loader in LOADERS:
-        if tree.get(loader) is not None:
-            tree[loader] = as_written(tree[loader])
     return _clean({key: value for key, value in tree.items() if key not in _OF_THE_RUN})
 
 

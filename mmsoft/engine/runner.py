@@ -17,6 +17,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper, revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
+from mmengine.registry import MODEL_WRAPPERS
 from mmengine.runner import BaseLoop
 from mmengine.runner.amp import autocast
 from mmengine.visualization import Visualizer
@@ -84,7 +85,7 @@ class Runner(runner.Runner):
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Also for several processes without accelerators, where DDP takes no devices and there is no SyncBatchNorm."""
-        if not self.distributed or get_device() != 'cpu':
+        if not self.distributed or get_device() != 'cpu' or is_model_wrapper(model):
             return super().wrap_model(model_wrapper_cfg, model)
         self.logger.info('on CPUs, SyncBatchNorm becomes BatchNorm: each process has statistics of its own')
         options = dict(
@@ -92,9 +93,8 @@ class Runner(runner.Runner):
             broadcast_buffers=False,
             find_unused_parameters=self.cfg.get('find_unused_parameters', False),
         )
-        return super().wrap_model(
-            {**options, **(model_wrapper_cfg or {}), 'device_ids': None}, revert_sync_batchnorm(model)
-        )
+        wrapper = {**options, **(model_wrapper_cfg or {}), 'device_ids': None}
+        return MODEL_WRAPPERS.build(wrapper, default_args=dict(module=revert_sync_batchnorm(model)))
 
     def scale_lr(self, optim_wrapper: OptimWrapper, auto_scale_lr: dict | None = None) -> None:
         """Batches whose gradients are added up are one."""

@@ -1,5 +1,6 @@
 """Training and testing from a config file: everything that can fail early fails before a model is built."""
 
+import copy
 import errno
 import json
 import logging
@@ -24,37 +25,35 @@ from mmsoft.checkpoints import load, read_checkpoint
 from mmsoft.checkpoints.sources import locate, sha256_of
 from mmsoft.files import json_name, json_text
 from mmsoft.versions import REQUIREMENTS, require
-from mmsoft.visualization import contact_sheet, draw_sample, plot_curves
+from mmsoft.visualization import contact_sheet, plot_curves
 
 from . import demo as demo_world
 from .classification import AverageWeights
 from .conditions import conditions
 from .config import (
-    LOADERS,
     check_data,
     check_pretrained,
     check_sizes,
     guard_files,
-    is_classifier,
     only_for_classifiers,
-    read_safely,
     set_img_size,
     start_from,
     take_table_size,
-    trust_pretrained,
     without_pretrained,
 )
+from .guarded import EvaluationRunner, GuardedRunner, TrainingRunner
 from .hooks import DrawPredictions
 from .launch import start_processes
 from .lock import lock_work_dir
+from .parts import kind_of
 from .results import dump_whole, write_whole
 from .resuming import unwrapped
 from .runner import PARTIAL, Runner, latest_checkpoint
+from .tasks import CLASSIFICATION, has_regions, task_of
 from .watching import check_equal, in_company
 
 TOP1 = 'accuracy/top1'
 ROOM = f'room{PARTIAL}'  # in the work directory: what the disk can take
-FAULTS = 'faults.jsonl'  # in the work directory: files that could not be read
 
 
 def train(
@@ -83,7 +82,7 @@ def train(
     the data; with the latter only the head learns. ``img_size`` is another size of its pictures.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
-    cfg.resume_anyway = resume_anyway
+    cfg.resume_anyway, cfg.save_every = resume_anyway, save_every
     with in_company():
         lock = _start_alone(work_dir)
         options = (amp, auto_scale_lr, pretrained, demo, seed, fine_tune, linear_probe, img_size, save_every)
@@ -95,20 +94,18 @@ def train(
         if fine_tune or linear_probe:
             _start_classifier(cfg, fine_tune, linear_probe, pretrained)
         _resume_from(cfg, resume)
-        _keep_faults(cfg, FAULTS, fresh=not cfg.get('resume'))
-        if not pretrained or cfg.get('resume') or cfg.get('load_from'):
-            without_pretrained(cfg)  # the weights come from elsewhere, or are not wanted
-        check_pretrained(cfg)
-        if trust_checkpoint:
-            trust_pretrained(cfg)
+        if not pretrained:
+            without_pretrained(cfg)
+        if not (cfg.get('resume') or cfg.get('load_from')):
+            check_pretrained(cfg)
         if amp:
             _use_amp(cfg)
         if auto_scale_lr:
             _scale_lr(cfg)
         _report_data(cfg, 'train', 'val')
-        _seed_samples(cfg)
-        _add_training_hooks(cfg, save_every)
-        runner = Runner.from_cfg(cfg)
+        if not cfg.get('resume'):
+            _forget_faults(TrainingRunner, work_dir)
+        runner = TrainingRunner.from_cfg(cfg)
         runner.config_values = conditions(cfg)
         _check_room(runner)
         runner.train()
@@ -121,15 +118,6 @@ def _scale_lr(cfg: Config) -> None:
     if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
         raise ValueError('--auto-scale-lr: the config has no auto_scale_lr.base_batch_size, the batch of its lr')
     cfg.auto_scale_lr.enable = True
-
-
-def _add_training_hooks(cfg: Config, save_every: str | None) -> None:
-    names = ('SeedEachIteration', 'AverageLosses', 'StopAtInvalidLoss', 'MakeUpValidation', 'TellPlace')
-    hooks = [dict(type=f'mmsoft.{name}') for name in names]
-    _add_hooks(cfg, *hooks, dict(type='mmsoft.SaveAnywhere', every=save_every))
-    saving = cfg.setdefault('default_hooks', ConfigDict()).setdefault('checkpoint', ConfigDict(type='CheckpointHook'))
-    if str(saving.type).split('.')[-1] == 'CheckpointHook':
-        saving.type = 'mmsoft.LastingCheckpointHook'
 
 
 def _start_classifier(cfg: Config, fine_tune: str | None, linear_probe: str | None, pretrained: bool) -> None:
@@ -166,22 +154,14 @@ def evaluate(
         raise ValueError('--sizes gives a table; for --out and --show-dir test one size, with --cfg-options')
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume, cfg.load_from = False, None
-    if is_classifier(cfg):
+    if task_of(cfg) is CLASSIFICATION:
         take_table_size(cfg, load(checkpoint, trust_checkpoint))
-    without_pretrained(cfg)
-    _keep_faults(cfg, f'test_{FAULTS}', fresh=True)
+    _forget_faults(EvaluationRunner, work_dir)
     _report_data(cfg, 'test')
-    evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [cfg.test_evaluator]
-    for metric in evaluators:
-        if metric.type.split('.')[-1] == 'CocoMetric':
-            metric.classwise = True
-    if out:
-        dump = 'mmdet.DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
-        evaluators = [*evaluators, ConfigDict(type=dump, out_file_path=out)]
-    cfg.test_evaluator = evaluators
+    runner = EvaluationRunner.from_cfg(cfg)
+    runner.evaluate_with(_metrics(cfg, out))
     if drawings:
-        _add_hooks(cfg, dict(type='mmsoft.DrawPredictions', folder=drawings))
-    runner = Runner.from_cfg(cfg)
+        runner.register_hook(DrawPredictions(drawings))
     runner.load_checkpoint(checkpoint, strict=True)
     dumps = [metric for metric in runner.test_loop.evaluator.metrics if out and isinstance(metric, DumpResults)]
     for metric in dumps:
@@ -201,11 +181,21 @@ def evaluate(
     return metrics
 
 
-def _test_at(runner: Runner, size: int) -> dict[str, float]:
+def _test_at(runner: EvaluationRunner, size: int) -> dict[str, float]:
     """Metrics with pictures of this size."""
-    set_img_size(runner.cfg, size, tables=False)
-    runner._test_dataloader, runner._test_loop = runner.cfg.test_dataloader, runner.cfg.test_cfg
+    cfg = copy.deepcopy(runner.cfg)
+    set_img_size(cfg, size, tables=False)
+    runner.begin_anew(cfg.test_dataloader)
     return runner.test()
+
+
+def _metrics(cfg: Config, out: str | None) -> list[ConfigDict]:
+    """The config's, by class where they can, and the dump of all predictions to ``out``."""
+    metrics = copy.deepcopy(cfg.test_evaluator if isinstance(cfg.test_evaluator, list) else [cfg.test_evaluator])
+    for metric in metrics:
+        if kind_of(metric) == 'CocoMetric':
+            metric.classwise = True
+    return [*metrics, *([ConfigDict(type=task_of(cfg).dump, out_file_path=out)] if out else [])]
 
 
 def size_table(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
@@ -230,36 +220,12 @@ def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkp
         if is_main_process():
             print(demo_world.describe(cfg), flush=True)
     _check_work_dir(work_dir)
-    for name in LOADERS:
-        if cfg.get(name) and not cfg[name].get('num_workers'):
-            cfg[name].persistent_workers = False
-    if get_device() == 'cpu':
-        cfg.pop('sync_bn', None)
-        for name in LOADERS:
-            if cfg.get(name):
-                cfg[name].pop('pin_memory', None)
 
 
-def _add_hooks(cfg: Config, *hooks: dict) -> None:
-    """Each once: a run's own copy of its config has them already."""
-    types = {hook['type'] for hook in hooks}
-    cfg.custom_hooks = [*(hook for hook in cfg.get('custom_hooks') or [] if hook['type'] not in types), *hooks]
-
-
-def _keep_faults(cfg: Config, name: str, fresh: bool) -> None:
-    """Files that cannot be read go on record in the work directory."""
-    record = Path(cfg.work_dir, name)
-    if fresh and is_main_process():
-        record.unlink(missing_ok=True)
-    read_safely(cfg, record)
-    _add_hooks(cfg, dict(type='mmsoft.ReportFaults', record=str(record)))
-
-
-def _seed_samples(cfg: Config) -> None:
-    """Augmentations depend on the run's seed and a sample's place in the run, not on workers and interruptions."""
-    loader = cfg.train_dataloader
-    loader.sampler = dict(type='mmsoft.SeededSampler', sampler=loader.sampler)
-    loader.dataset = dict(type='mmsoft.SeededDataset', dataset=loader.dataset)
+def _forget_faults(kind: type[GuardedRunner], work_dir: str) -> None:
+    """The record of an earlier run of this kind goes."""
+    if is_main_process():
+        Path(work_dir, kind.faults).unlink(missing_ok=True)
 
 
 def _source(cfg: Config, resume: str | None) -> str | None:
@@ -289,7 +255,7 @@ def _use_amp(cfg: Config) -> None:
     optim_wrapper = cfg.optim_wrapper
     if optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper'):
         raise ValueError(f'--amp works with OptimWrapper; the config has {optim_wrapper.type}')
-    if get_device() == 'cpu' and 'roi_head' in cfg.model:
+    if get_device() == 'cpu' and has_regions(cfg.model):
         raise ValueError(
             "--amp on a CPU is bfloat16, which mmcv's operators for regions do not take: "
             f'train {cfg.model.type} without it'
@@ -384,7 +350,8 @@ def demo_report(runner: Runner) -> dict[str, Any]:
     for index in np.linspace(0, len(loader.dataset) - 1, 12).round().astype(int).tolist():
         with torch.no_grad():
             (sample,) = model.test_step(loader.collate_fn([loader.dataset[index]]))
-        pictures.append(draw_sample(mmcv.imread(sample.img_path), sample, loader.dataset.metainfo, score_thr=0.4))
+        image = mmcv.imread(sample.img_path)
+        pictures.append(task_of(runner.cfg).draw(image, sample, loader.dataset.metainfo, score_thr=0.4))
     sheet, curves = Path(runner.work_dir, 'predictions.png'), Path(runner.work_dir, 'curves.png')
     contact_sheet(pictures, sheet)
     plot_curves([runner.work_dir], curves)

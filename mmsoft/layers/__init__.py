@@ -4,7 +4,7 @@ from mmsoft.versions import require
 
 require('torchvision')
 
-from .block import Mlp, PostNormBlock, PreNormBlock
+from .block import Block, Mlp, PostNormBlock, PreNormBlock
 from .cross_shaped_attention import CrossShapedAttention, CSwinBlock, GlobalBranch, InLineBranch, StripeBranch
 from .inline_attention import InLineAttention
 from .landmarks import Landmarks
@@ -20,6 +20,7 @@ from .softmax_attention import SoftmaxAttention
 from .swin import PatchMerging, WindowAttention
 
 __all__ = [
+    'Block',
     'CSwinBlock',
     'ConvUnit',
     'CrossShapedAttention',

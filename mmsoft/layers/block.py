@@ -3,57 +3,44 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
-from mmsoft.ops import gelu_tanh
-from mmsoft.ops.dispatch import is_graph as is_compiling
+from mmsoft.ops import gelu_tanh, token_wise
+from mmsoft.ops.checks import choose
 
-from .hooks import has_hooks
 from .linear import Linear
-
-# On a CPU what follows the attention runs over slices of this many hidden values (8 MiB in float32), which stay
-# in its cache: faster on large maps, and the hidden map never exists whole.
-HIDDEN_SLICE = 2**21
 
 
 class Mlp(nn.Module):
-    """Linear, GELU (exact, or its tanh approximation), linear; in training backward computes the hidden map again."""
+    """Linear, GELU (exact, or its tanh approximation), linear.
 
-    def __init__(self, dim: int, hidden: int, approximate: str = 'none') -> None:
+    ``recompute``: in training, backward computes the hidden map again (less memory, more time), or keeps it (False).
+    None computes it again on CPUs, where it costs next to nothing, and keeps it elsewhere.
+    """
+
+    def __init__(self, dim: int, hidden: int, approximate: str = 'none', recompute: bool | None = None) -> None:
         super().__init__()
         self.fc1 = Linear(dim, hidden)
         self.fc2 = Linear(hidden, dim)
-        self.approximate = approximate
+        self.hidden, self.approximate = hidden, approximate
+        self.recompute = choose('recompute', recompute, (None, True, False))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N, C) -> the same shape."""
-        if x.device.type == 'meta' or is_compiling():
-            return self._run(x)
-        parts = x.flatten(0, -2).split(self.slice_length(x))
-        if torch.is_grad_enabled():
-            parts = [checkpoint(self._run, part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-        else:
-            parts = [self._run(part) for part in parts]
-        return torch.cat(parts).view(x.shape) if len(parts) > 1 else parts[0].view(x.shape)
-
-    def slice_length(self, x: Tensor) -> int:
-        """How many tokens of x (..., C) to take at a time."""
-        count = max(x.numel() // x.shape[-1], 1)
-        return min(max(HIDDEN_SLICE // self.fc1.out_features, 1), count) if x.device.type == 'cpu' else count
+        return token_wise(x, function=self._run, module=self, hidden=self.hidden, recompute=self.recompute)
 
     def _run(self, x: Tensor) -> Tensor:
         hidden = self.fc1(x)
         return self.fc2(gelu_tanh(hidden) if self.approximate == 'tanh' else F.gelu(hidden))
 
     def extra_repr(self) -> str:
-        return f'gelu={self.approximate}'
+        return f'gelu={self.approximate}, recompute={self.recompute}'
 
 
-class PostNormBlock(nn.Module):
-    """``x = norm(x + attn(x)); x = norm(x + mlp(x))`` (SOFT's stages 1 to 3)."""
+class Block(nn.Module):
+    """An attention and an MLP, each with a residual, a LayerNorm and stochastic depth: a subclass orders them."""
 
-    def __init__(self, dim: int, attn: nn.Module, mlp: Mlp, drop_path: float, eps: float) -> None:
+    def __init__(self, dim: int, attn: nn.Module, mlp: nn.Module, drop_path: float, eps: float) -> None:
         super().__init__()
         self.attn = attn
         self.norm1 = nn.LayerNorm(dim, eps=eps)
@@ -61,16 +48,16 @@ class PostNormBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.drop_path = StochasticDepth(drop_path, mode='row')
 
+
+class PostNormBlock(Block):
+    """``x = norm(x + attn(x)); x = norm(x + mlp(x))`` (SOFT's stages 1 to 3)."""
+
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
         y = self.attn(x, grid)
-        if torch.is_grad_enabled() or self.training or x.device.type != 'cpu' or is_compiling() or has_hooks(self):
+        if torch.is_grad_enabled() or self.training or not isinstance(self.mlp, Mlp):
             return self._add(x, y)
-        out = torch.empty(x.shape, dtype=x.dtype)
-        length = self.mlp.slice_length(x)
-        for x_part, y_part, out_part in zip(*(t.flatten(0, 1).split(length) for t in (x, y, out)), strict=True):
-            out_part.copy_(self._add(x_part, y_part))
-        return out
+        return token_wise(x, y, function=self._add, module=self, hidden=self.mlp.hidden)
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
         """Both residuals, with y the attention's output."""
@@ -78,9 +65,10 @@ class PostNormBlock(nn.Module):
         return self.norm2(x + self.drop_path(self.mlp(x)))
 
 
-class PreNormBlock(PostNormBlock):
+class PreNormBlock(Block):
     """``x = x + attn(norm(x)); x = x + mlp(norm(x))`` (SOFT's stage 4)."""
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
         x = x + self.drop_path(self.attn(self.norm1(x), grid))
         return x + self.drop_path(self.mlp(self.norm2(x)))

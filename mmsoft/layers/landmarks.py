@@ -41,19 +41,19 @@ class Landmarks(nn.Module):
             self.conv = WindowConv(head_dim, head_dim, self.ratio, bias=False)
             self.norm = nn.LayerNorm(head_dim, eps=1e-5)
 
-    def forward(self, q: Tensor, grid: tuple[int, int]) -> Tensor:
-        """q (B, H * W, h * d) on grid (H, W) -> landmarks (B, h, m, d)."""
+    def forward(self, q: Tensor, grid: tuple[int, int], scale: float = 1.0) -> Tensor:
+        """q (B, H * W, h * d) on grid (H, W) -> landmarks (B, h, m, d) of ``scale * q``."""
         batch, _, channels = q.shape
         heads = channels // self.head_dim
         if self.sampling in ('random', 'first'):
-            picked = self._pick(q, grid)  # (B, m, h * d)
+            picked = self._pick(q, grid) * scale  # (B, m, h * d)
             return picked.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
         windows = to_landmark_windows(to_map(q, grid), self.ratio, self.num_landmarks)
         windows = windows.reshape(batch * heads, self.head_dim, *windows.shape[-2:])
         if self.sampling == 'avg_pool':
-            pooled = F.avg_pool2d(windows, self.ratio).flatten(2).transpose(1, 2)
+            pooled = F.avg_pool2d(windows, self.ratio).flatten(2).transpose(1, 2) * scale
         else:
-            pooled = F.gelu(self.norm(self.conv(windows).flatten(2).transpose(1, 2)))
+            pooled = F.gelu(self.norm(self.conv(windows).flatten(2).transpose(1, 2) * scale))
         return pooled.unflatten(0, (batch, heads))
 
     def check_sequence(self) -> None:

@@ -2,16 +2,10 @@
 
 import math
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops.dispatch import is_graph as is_compiling
-
-from .hooks import has_hooks
-
-# On smaller maps it costs more to scale the weights than the output.
-FOLDED_PIXELS = 4096
+from mmsoft.ops import conv_unit
 
 
 class ConvUnit(nn.Sequential):
@@ -31,32 +25,7 @@ class ConvUnit(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if self.margin:
             x = F.pad(x, (0, self.margin, 0, self.margin))
-        if x.device.type != 'cpu' or is_compiling():
-            return super().forward(x)
-        if self[0].weight.numel() > x.numel():
-            # torch would bring the weights to the layout of the map, at more than the convolution's cost
-            x = x.contiguous()
-        folds = x.shape[-2] * x.shape[-1] > FOLDED_PIXELS and self._folds()
-        return self._folded(x) if folds else super().forward(x)
-
-    def _folds(self) -> bool:
-        """Whether this is what was built, a fixed map: others may have put in, or hung on, something else."""
-        conv, norm, activation = self
-        return (
-            (type(conv), type(norm), type(activation)) == (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)
-            and not norm.training
-            and all(part is not None for part in (conv.bias, norm.weight, norm.running_var))
-            and conv.weight.dtype == torch.float32
-            and not has_hooks(self)
-        )
-
-    def _folded(self, x: Tensor) -> Tensor:
-        """In evaluation BatchNorm is a scale and a shift, which the convolution takes in: one pass less."""
-        conv, norm = self[0], self[1]
-        scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-        weight = conv.weight * scale.view(-1, 1, 1, 1)
-        bias = norm.bias + (conv.bias - norm.running_mean) * scale
-        return F.conv2d(x, weight, bias, conv.stride, conv.padding).relu_()
+        return conv_unit(x, self)
 
 
 class PatchEmbed(nn.Module):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import linear, softmax_free_attention, to_map, to_tokens
+from mmsoft.ops import softmax_free_attention, to_map, to_tokens
 from mmsoft.ops.checks import pair
 
 from .heads import grid_of, split_evenly
@@ -61,17 +61,16 @@ class SoftAttention(nn.Module):
 
     def _attend(self, x: Tensor, v: Tensor, grid: tuple[int, int]) -> Tensor:
         """x and v (B, N, C) -> the same shape; the queries live no longer than this."""
-        scale = self.head_dim**-0.25  # put on the projection rather than on every token
-        q = linear(x, self.q.weight * scale, self.q.bias * scale)
-        k = None if self.k is None else self._split(linear(x, self.k.weight * scale, self.k.bias * scale))
+        q, scale = self.q(x), self.head_dim**-0.25
         y = softmax_free_attention(
             self._split(q),
-            self.landmarks(q[:, q.shape[1] - grid[0] * grid[1] :], grid),
+            self.landmarks(q[:, q.shape[1] - grid[0] * grid[1] :], grid, scale),
             self._split(v),
             normalize=self.normalize,
             iterations=self.newton_iters,
             backward=self.newton_backward,
-            k=k,
+            k=None if self.k is None else self._split(self.k(x)),
+            scale=scale,
         )
         return y.transpose(1, 2).flatten(2)
 

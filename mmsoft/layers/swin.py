@@ -4,10 +4,13 @@ Torchvision is there wherever torch is used for images; mmdet's windows shift on
 are cut for one image size.
 """
 
+import math
+
+import torch
 from torch import Tensor
 from torchvision.models import swin_transformer as swin
 
-from mmsoft.ops import to_multiples
+from mmsoft.ops import from_windows, to_multiples, to_windows
 
 from .heads import grid_of
 
@@ -38,20 +41,33 @@ class WindowAttention(swin.ShiftedWindowAttention):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> the same shape."""
-        grid, side = grid_of(x, grid), self.window_size[0]
-        y = swin.shifted_window_attention(
-            # whole windows already: torchvision's own arithmetic takes torch.compile minutes where sizes are symbols
-            to_multiples(x.unflatten(1, grid), side),
-            self.qkv.weight,
-            self.proj.weight,
-            self.get_relative_position_bias(),
-            self.window_size,
-            self.num_heads,
-            shift_size=[0, 0] if min(grid) <= side else self.shift_size,
-            qkv_bias=self.qkv.bias,
-            proj_bias=self.proj.bias,
-        )
-        return y[:, : grid[0], : grid[1]].flatten(1, 2)
+        (height, width), side = grid_of(x, grid), self.window_size[0]
+        shift = 0 if min(height, width) <= side else self.shift_size[0]
+        x = to_multiples(x.unflatten(1, (height, width)), side)
+        sides = x.shape[1], x.shape[2]
+        if shift:
+            x = x.roll((-shift, -shift), (1, 2))
+        y = self._attend(to_windows(x, (side, side)).flatten(1, 2), sides, shift).unflatten(1, (side, side))
+        y = from_windows(y, (sides[0] // side, sides[1] // side))
+        if shift:
+            y = y.roll((shift, shift), (1, 2))
+        return y[:, :height, :width].flatten(1, 2)
+
+    def _attend(self, x: Tensor, sides: tuple[int, int], shift: int) -> Tensor:
+        """Windows (B * n, w * w, C) of a shifted map of these sides -> the same shape."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B * n, h, w * w, d)
+        scores = (q * q.shape[-1] ** -0.5).matmul(k.transpose(-2, -1)) + self.get_relative_position_bias()
+        if shift:
+            apart = self._apart(sides, shift, x.device)  # (n, w * w, w * w)
+            scores = scores.unflatten(0, (-1, apart.shape[0])).masked_fill(apart.unsqueeze(1), -math.inf).flatten(0, 1)
+        return self.proj(scores.softmax(-1).matmul(v).transpose(1, 2).flatten(2))
+
+    def _apart(self, sides: tuple[int, int], shift: int, device: torch.device) -> Tensor:
+        """Which pairs of tokens of a window (n, w * w, w * w) the shift brought there from different sides."""
+        rows, columns = (torch.arange(size, device=device) >= size - shift for size in sides)
+        origin = 2 * rows[:, None].int() + columns.int()  # (H, W)
+        origin = to_windows(origin[None, :, :, None], (self.window_size[0],) * 2).flatten(1)  # (n, w * w)
+        return origin.unsqueeze(1) != origin.unsqueeze(2)
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size[0]}, shift={self.shift_size[0]}'

@@ -1,36 +1,50 @@
-"""Backbones and classifiers."""
+"""Backbones and classifiers: a family a file, which ends in the record that tells the rest of the package of it."""
 
 from mmsoft.versions import require
 
 require('torch', 'torchvision')
 
-from .archs import ARCHS, STRIDES, Arch
-from .classifier import SOFTClassifier
-from .inline_archs import CSWIN_ARCHS, DEIT_ARCHS, DEIT_SIZES, PVT_ARCHS, SWIN_ARCHS, InLineArch
-from .inline_cswin import InLineCSwin, InLineCSwinClassifier
-from .inline_deit import InLineDeiT, InLineDeiTClassifier
-from .inline_pvt import InLinePVT, InLinePVTClassifier
-from .inline_swin import InLineSwin, InLineSwinClassifier
-from .soft import SOFT
+from . import inline_cswin, inline_deit, inline_pvt, inline_swin, soft
+from .archs import STRIDES, Arch, resolve_arch
+from .attentions import ATTENTIONS, Attention, Place, register_attention
+from .backbone import Backbone
+from .checkpoint import Checkpoint
+from .family import FAMILIES, Family, register_family
+from .inline_archs import InLineArch
+from .inline_cswin import *
+from .inline_deit import *
+from .inline_pvt import *
+from .inline_swin import *
+from .options import CommonOptions, PyramidOptions
+from .pyramid import Pyramid
+from .soft import *
+from .stage import Stage
 
 __all__ = [
-    'ARCHS',
-    'CSWIN_ARCHS',
-    'DEIT_ARCHS',
-    'DEIT_SIZES',
-    'PVT_ARCHS',
-    'SOFT',
+    'ATTENTIONS',
+    'FAMILIES',
     'STRIDES',
-    'SWIN_ARCHS',
     'Arch',
+    'Attention',
+    'Backbone',
+    'Checkpoint',
+    'CommonOptions',
+    'Family',
     'InLineArch',
-    'InLineCSwin',
-    'InLineCSwinClassifier',
-    'InLineDeiT',
-    'InLineDeiTClassifier',
-    'InLinePVT',
-    'InLinePVTClassifier',
-    'InLineSwin',
-    'InLineSwinClassifier',
-    'SOFTClassifier',
+    'Place',
+    'Pyramid',
+    'PyramidOptions',
+    'Stage',
+    'register_attention',
+    'register_family',
+    'resolve_arch',
 ]
+
+__all__ += soft.__all__
+__all__ += inline_pvt.__all__
+__all__ += inline_swin.__all__
+__all__ += inline_deit.__all__
+__all__ += inline_cswin.__all__
+
+for _module in (soft, inline_pvt, inline_swin, inline_deit, inline_cswin):
+    register_family(_module.FAMILY)

@@ -1,7 +1,7 @@
-"""Architectures of the SOFT family: the one place that states widths, heads and depths."""
+"""Architectures: widths, heads and depths, by name or by hand."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 STRIDES = (4, 8, 16, 32)
 # Softmax over a whole stage 4 under the linear rule: all tokens are keys up to a 1024 x 2048 image, averages beyond.
@@ -16,20 +16,10 @@ class Arch(NamedTuple):
     depths: tuple[int, ...]
 
 
-ARCHS = {
-    'tiny': Arch((64, 128, 320, 512), (2, 4, 10, 16), (1, 2, 3, 2)),
-    'small': Arch((96, 192, 384, 768), (3, 6, 12, 24), (2, 2, 5, 2)),
-    'medium': Arch((96, 192, 384, 768), (3, 6, 12, 24), (2, 2, 18, 2)),
-    'large': Arch((128, 256, 512, 1024), (4, 8, 16, 32), (2, 2, 18, 2)),
-    # the family of the NeurIPS paper, for which the authors published weights
-    'small_v1': Arch((64, 128, 320, 512), (2, 4, 10, 16), (1, 3, 20, 4)),
-    'medium_v1': Arch((64, 128, 288, 512), (2, 4, 9, 16), (1, 3, 29, 5)),
-    'large_v1': Arch((64, 128, 320, 512), (2, 4, 10, 16), (1, 3, 40, 5)),
-    'huge_v1': Arch((64, 128, 352, 512), (2, 4, 11, 16), (1, 5, 49, 5)),
-}
+A = TypeVar('A', bound=tuple)
 
 
-def resolve_arch(arch: str | Mapping | Arch, archs: Mapping[str, tuple] = ARCHS, more: str = '') -> tuple:
+def resolve_arch(arch: str | Mapping | tuple, archs: Mapping[str, A], more: str = '') -> A | Arch:
     """A name of ``archs``, or ``dict(dims=..., heads=..., depths=...)`` of an integer a stage.
 
     ``more`` says in the message of an error which further keys the caller takes.
@@ -46,7 +36,7 @@ def resolve_arch(arch: str | Mapping | Arch, archs: Mapping[str, tuple] = ARCHS,
     if not isinstance(arch, Mapping) or set(arch) != set(Arch._fields):
         found = ', '.join(map(str, arch)) if isinstance(arch, Mapping) else repr(arch)
         raise ValueError(f'a custom arch is a dict with exactly the keys dims, heads and depths; got {found}{more}')
-    stages = len(next(iter(archs.values())).dims)
+    stages = len(next(iter(archs.values()))[0])
     for name, values in arch.items():
         check_stages(f'arch {name}', values, stages)
     custom = Arch(*(tuple(arch[name]) for name in Arch._fields))

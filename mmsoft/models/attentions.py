@@ -64,7 +64,7 @@ def _performer(place: Place, *, num_features: int = 64, seed: int = 0) -> Perfor
 
 
 def _nystromformer(place: Place, *, iterations: int = 6, sampling: str = 'avg_pool') -> NystromformerAttention:
-    options = place.landmarks | dict(sampling=sampling)
+    options: dict[str, Any] = {**place.landmarks, 'sampling': sampling}
     landmarks = Landmarks(place.dim // place.heads, place.ratio, **options)
     return NystromformerAttention(place.dim, place.heads, landmarks, iterations)
 

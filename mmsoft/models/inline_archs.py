@@ -1,4 +1,4 @@
-"""Architectures of the InLine families: the one place that states widths, heads, depths and which layers are InLine."""
+"""Architectures of the InLine families: widths, heads, depths and which layers are InLine."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,35 +15,14 @@ class InLineArch(NamedTuple):
     inline: tuple[int, ...]
 
 
-def _arch(dim: int, heads: int, depths: tuple[int, ...], inline: tuple[int, ...]) -> InLineArch:
+def doubling(dim: int, heads: int, depths: tuple[int, ...], inline: tuple[int, ...]) -> InLineArch:
     """Widths and heads that double from stage to stage."""
     return InLineArch(tuple(dim * 2**i for i in range(4)), tuple(heads * 2**i for i in range(4)), depths, inline)
 
 
-def _all_inline(dims: tuple[int, ...], heads: tuple[int, ...], depths: tuple[int, ...]) -> InLineArch:
+def all_inline(dims: tuple[int, ...], heads: tuple[int, ...], depths: tuple[int, ...]) -> InLineArch:
+    """Without softmax layers."""
     return InLineArch(dims, heads, depths, depths)
-
-
-PVT_ARCHS = {
-    name: _all_inline((64, 128, 320, 512), (2, 4, 10, 16), depths)
-    for name, depths in dict(tiny=(2, 2, 2, 2), small=(3, 4, 6, 3), medium=(3, 4, 18, 3), large=(3, 8, 27, 3)).items()
-}
-SWIN_ARCHS = {
-    'tiny': _arch(96, 3, (2, 2, 6, 2), (2, 2, 6, 0)),
-    'small': _arch(96, 3, (2, 2, 18, 2), (2, 2, 0, 0)),
-    'base': _arch(128, 4, (2, 2, 18, 2), (2, 2, 2, 0)),
-}
-DEIT_ARCHS = {
-    'tiny': _all_inline((192,), (6,), (12,)),
-    'small': _all_inline((320,), (10,), (12,)),
-    'base': _all_inline((384,), (12,), (12,)),
-}
-DEIT_SIZES = {'tiny': 224, 'small': 288, 'base': 448}  # of the images that they are trained on
-CSWIN_ARCHS = {
-    'tiny': _arch(64, 2, (2, 4, 18, 1), (2, 4, 0, 0)),
-    'small': _arch(64, 2, (3, 6, 29, 2), (3, 6, 0, 0)),
-    'base': _arch(96, 4, (3, 6, 29, 2), (3, 6, 0, 0)),
-}
 
 
 def resolve_inline_arch(

@@ -5,9 +5,10 @@ Dong et al., "CSWin Transformer", CVPR 2022.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from mmsoft.layers import (
     CrossShapedAttention,
@@ -18,42 +19,74 @@ from mmsoft.layers import (
     PatchEmbed,
     StripeBranch,
 )
-from mmsoft.ops.checks import whole
+from mmsoft.layers.inline_attention import KERNELS
+from mmsoft.ops.checks import choose, whole
+from mmsoft.weights.shapes import STAGES, Weights
 
 from .archs import MAX_KEYS, STRIDES
-from .classifier import Classifier
-from .inline_archs import CSWIN_ARCHS, InLineArch
-from .inline_pyramid import InLinePyramid
+from .family import Family
+from .inline_archs import InLineArch, doubling, resolve_inline_arch
+from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
+from .options import PyramidOptions
+from .pyramid import Pyramid
+from .stage import Stage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ['CSWIN_ARCHS', 'InLineCSwin', 'InLineCSwinClassifier']
+
+CSWIN_ARCHS = {
+    'tiny': doubling(64, 2, (2, 4, 18, 1), (2, 4, 0, 0)),
+    'small': doubling(64, 2, (3, 6, 29, 2), (3, 6, 0, 0)),
+    'base': doubling(96, 4, (3, 6, 29, 2), (3, 6, 0, 0)),
+}
 
 
-class InLineCSwin(InLinePyramid):
-    """The backbone; options are those of :class:`InLinePyramid` and:
+class InLineCSwinOptions(PyramidOptions, total=False):
+    """Of the backbone."""
+
+    kernel: str
+    window_size: int
+
+
+class InLineCSwin(Pyramid):
+    """The backbone; options are those of :class:`Backbone` and:
 
     Args:
+        arch: A name of ``CSWIN_ARCHS`` or ``dict(dims=..., heads=..., depths=...)``, with ``inline=...`` if another
+            number of each stage's layers than all of the first 2 is InLine.
+        kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
         window_size: Width of the stripes that softmax layers see; in the last stage they see the whole map.
     """
 
-    archs = CSWIN_ARCHS
-    inline_stages = 2
-    mixed = True
+    norm_all = True
 
-    def __init__(self, arch: str | Mapping | InLineArch = 'tiny', *, window_size: int = 7, **options: Any) -> None:
+    def __init__(
+        self,
+        arch: str | Mapping | InLineArch = 'tiny',
+        *,
+        kernel: str = 'identity',
+        window_size: int = 7,
+        **options: 'Unpack[PyramidOptions]',
+    ) -> None:
+        arch = resolve_inline_arch(arch, CSWIN_ARCHS, stages=2, mixed=True)
+        super().__init__(arch.dims, STRIDES, arch.depths, **options)
+        self.arch, self.kernel = arch, choose('kernel', kernel, KERNELS)
         self.window_size = whole('window_size', window_size)
-        super().__init__(arch, **options)
+        self.build(self._stage, partial(nn.LayerNorm, eps=1e-5))
 
-    def _embed(self, stage: int) -> nn.Module:
-        dims = self.arch.dims
-        if stage:
-            return PatchEmbed(dims[stage - 1], dims[stage], 3, 2)
-        return PatchEmbed(self.in_channels, dims[0], 7, 4)
-
-    def _block(self, stage: int, index: int, drop_path: float) -> nn.Module:
-        dim = self.arch.dims[stage]
-        return CSwinBlock(dim, self._attention(stage, index), Mlp(dim, 4 * dim), drop_path, eps=1e-5)
+    def _stage(self, index: int, drop_paths: list[float]) -> Stage:
+        dim, blocks = self.arch.dims[index], []
+        for number, rate in enumerate(drop_paths):
+            mlp = Mlp(dim, 4 * dim, 'none', self.recompute)
+            blocks.append(CSwinBlock(dim, self._attention(index, number), mlp, rate, eps=1e-5))
+        embed = PatchEmbed(self.arch.dims[index - 1], dim, 3, 2) if index else PatchEmbed(self.in_channels, dim, 7, 4)
+        return Stage(embed, nn.Identity(), blocks, self.with_cp)
 
     def _attention(self, stage: int, index: int) -> CrossShapedAttention:
         dim, heads = self.arch.dims[stage], self.arch.heads[stage]
-        if self._is_inline(stage, index):
+        if index < self.arch.inline[stage]:
             return CrossShapedAttention(dim, [InLineBranch(dim, heads, self.kernel)])
         if stage == len(STRIDES) - 1:
             return CrossShapedAttention(dim, [GlobalBranch(dim, heads, MAX_KEYS)])
@@ -64,5 +97,71 @@ class InLineCSwin(InLinePyramid):
         return CrossShapedAttention(dim, branches, split)
 
 
-class InLineCSwinClassifier(Classifier, InLineCSwin):
-    """Images to logits through the mean of the last stage's normalised tokens; options also of :class:`Classifier`."""
+class InLineCSwinClassifier(InLineCSwin):
+    """Images to logits through the mean of the last stage's normalised tokens; options are the backbone's and:
+
+    Args:
+        num_classes, global_pool, drop_rate: See :meth:`Backbone.add_head`.
+    """
+
+    def __init__(
+        self,
+        arch: str | Mapping | InLineArch = 'tiny',
+        *,
+        num_classes: int = 1000,
+        global_pool: str | None = None,
+        drop_rate: float = 0.0,
+        **options: 'Unpack[InLineCSwinOptions]',
+    ) -> None:
+        super().__init__(arch, **options)
+        self.add_head(num_classes, global_pool, drop_rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(x)
+
+
+_NAMES = InLineNames(
+    {
+        'stage1_conv_embed.0': 'stages.0.embed.proj',
+        'stage1_conv_embed.2': 'stages.0.embed.norm',
+        **{f'merge{i}.conv': f'stages.{i}.embed.proj' for i in range(1, 4)},
+        **{f'merge{i}.norm': f'stages.{i}.embed.norm' for i in range(1, 4)},
+        **{
+            theirs: ours
+            for i in range(4)
+            for theirs, ours in {
+                f'stage{i + 1}.*.attns.*.get_v': f'stages.{i}.blocks.*.attn.branches.*.lepe',
+                f'stage{i + 1}.*.attns.*.residual': f'stages.{i}.blocks.*.attn.branches.*.predictor',
+                f'stage{i + 1}.*.qkv': f'stages.{i}.blocks.*.attn.qkv',
+                f'stage{i + 1}.*.proj': f'stages.{i}.blocks.*.attn.proj',
+                f'stage{i + 1}': f'stages.{i}.blocks',
+            }.items()
+        },
+    }
+)
+
+
+def _options(weights: Weights) -> dict[str, Any]:
+    """Softmax blocks do not show their heads: twice those of the stage before; nor does anything show their split."""
+    heads = []
+    for stage in STAGES:
+        predictor = f'stages.{stage}.blocks.0.attn.branches.0.predictor'
+        doubled = heads and f'{predictor}.0.weight' not in weights
+        heads.append(2 * heads[-1] if doubled else read_heads(weights, predictor))
+    return dict(arch=read_arch(weights, heads), in_channels=weights['stages.0.embed.proj.weight'].shape[1])
+
+
+FAMILY = Family(
+    title='InLine-CSwin',
+    backbone=InLineCSwin,
+    classifier=InLineCSwinClassifier,
+    archs=CSWIN_ARCHS,
+    ours=('stages.0.embed.proj.weight', 'stages.0.blocks.0.attn.branches.0.lepe.weight'),
+    options=_options,
+    unseen=dict(kernel='identity', window_size=7),
+    published=('stage1_conv_embed.0.weight', 'stage1.0.qkv.weight'),
+    to_ours=_NAMES.to_ours,
+    to_published=_NAMES.to_published,
+    timm_cfg=timm_cfg,
+    leaves=(CSwinBlock,),
+)

@@ -5,57 +5,138 @@ Wang et al., "Pyramid Vision Transformer", ICCV 2021.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmsoft.layers import InLineAttention, Mlp, PatchEmbed, PositionTable, PreNormBlock, embedded_size
+from mmsoft.layers.inline_attention import KERNELS
+from mmsoft.ops.checks import choose
+from mmsoft.weights.shapes import STAGES, Weights, image_size
 
 from .archs import STRIDES, check_stages
-from .classifier import Classifier
-from .inline_archs import PVT_ARCHS, InLineArch
-from .inline_pyramid import InLinePyramid
+from .family import Family
+from .inline_archs import InLineArch, all_inline, resolve_inline_arch
+from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
+from .options import PyramidOptions
+from .pyramid import Pyramid
+from .stage import Stage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ['PVT_ARCHS', 'InLinePVT', 'InLinePVTClassifier']
+
+PVT_ARCHS = {
+    name: all_inline((64, 128, 320, 512), (2, 4, 10, 16), depths)
+    for name, depths in dict(tiny=(2, 2, 2, 2), small=(3, 4, 6, 3), medium=(3, 4, 18, 3), large=(3, 8, 27, 3)).items()
+}
 
 
-class InLinePVT(InLinePyramid):
-    """The backbone; options are those of :class:`InLinePyramid` and:
+class InLinePVTOptions(PyramidOptions, total=False):
+    """Of the backbone."""
+
+    kernel: str
+    mlp_ratios: Sequence[int]
+
+
+class InLinePVT(Pyramid):
+    """The backbone; options are those of :class:`Backbone` and:
 
     Args:
+        arch: A name of ``PVT_ARCHS`` or ``dict(dims=..., heads=..., depths=...)``.
+        kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
         mlp_ratios: Hidden width of the MLPs over the stage's width.
     """
-
-    archs = PVT_ARCHS
 
     def __init__(
         self,
         arch: str | Mapping | InLineArch = 'tiny',
         *,
+        kernel: str = 'identity',
         mlp_ratios: Sequence[int] = (8, 8, 4, 4),
-        **options: Any,
+        **options: 'Unpack[PyramidOptions]',
     ) -> None:
+        arch = resolve_inline_arch(arch, PVT_ARCHS, stages=4, mixed=False)
+        super().__init__(arch.dims, STRIDES, arch.depths, **options)
         check_stages('mlp_ratios', mlp_ratios, len(STRIDES))
-        self.mlp_ratios = tuple(mlp_ratios)
+        self.arch, self.kernel, self.mlp_ratios = arch, choose('kernel', kernel, KERNELS), tuple(mlp_ratios)
+        self.build(self._stage)
+
+    def _stage(self, index: int, drop_paths: list[float]) -> Stage:
+        dim, heads, hidden = self.arch.dims[index], self.arch.heads[index], self.mlp_ratios[index]
+        blocks = [
+            PreNormBlock(
+                dim,
+                InLineAttention(dim, heads, self.kernel),
+                Mlp(dim, hidden * dim, 'none', self.recompute),
+                rate,
+                eps=1e-6,
+            )
+            for rate in drop_paths
+        ]
+        stride = 2 if index else 4
+        embed = PatchEmbed((self.in_channels, *self.arch.dims)[index], dim, stride, stride)
+        return Stage(embed, PositionTable(embedded_size(self.img_size, STRIDES[index]), dim), blocks, self.with_cp)
+
+
+class InLinePVTClassifier(InLinePVT):
+    """Images to logits through the mean of the last stage's tokens; options are the backbone's and:
+
+    Args:
+        num_classes, global_pool, drop_rate: See :meth:`Backbone.add_head`.
+    """
+
+    def __init__(
+        self,
+        arch: str | Mapping | InLineArch = 'tiny',
+        *,
+        num_classes: int = 1000,
+        global_pool: str | None = None,
+        drop_rate: float = 0.0,
+        **options: 'Unpack[InLinePVTOptions]',
+    ) -> None:
         super().__init__(arch, **options)
+        self.add_head(num_classes, global_pool, drop_rate)
 
-    def _embed(self, stage: int) -> nn.Module:
-        dims = (self.in_channels, *self.arch.dims)
-        stride = 2 if stage else 4
-        return PatchEmbed(dims[stage], dims[stage + 1], stride, stride)
-
-    def _position(self, stage: int) -> nn.Module:
-        return PositionTable(embedded_size(self.img_size, STRIDES[stage]), self.arch.dims[stage])
-
-    def _block(self, stage: int, index: int, drop_path: float) -> nn.Module:
-        dim = self.arch.dims[stage]
-        attn = InLineAttention(dim, self.arch.heads[stage], self.kernel)
-        return PreNormBlock(dim, attn, Mlp(dim, self.mlp_ratios[stage] * dim), drop_path, eps=1e-6)
-
-    def _norm(self) -> nn.Module:
-        return nn.Identity()
-
-    def _to_output(self, x: Tensor, index: int) -> Tensor:
-        return x
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(x)
 
 
-class InLinePVTClassifier(Classifier, InLinePVT):
-    """Images to logits through the mean of the last stage's tokens; options also of :class:`Classifier`."""
+_NAMES = InLineNames(
+    {
+        theirs: ours
+        for i in range(4)
+        for theirs, ours in {
+            f'patch_embed{i + 1}': f'stages.{i}.embed',
+            f'pos_embed{i + 1}': f'stages.{i}.position.table',
+            f'block{i + 1}.*.attn.residual': f'stages.{i}.blocks.*.attn.predictor',
+            f'block{i + 1}': f'stages.{i}.blocks',
+        }.items()
+    }
+)
+
+
+def _options(weights: Weights) -> dict[str, Any]:
+    hidden = [weights[f'stages.{i}.blocks.0.mlp.fc1.weight'].shape for i in STAGES]  # (ratio * C, C)
+    return dict(
+        arch=read_arch(weights, [read_heads(weights, f'stages.{i}.blocks.0.attn.predictor') for i in STAGES]),
+        in_channels=weights['stages.0.embed.proj.weight'].shape[1],
+        img_size=image_size(weights),
+        mlp_ratios=tuple(rows // columns for rows, columns in hidden),
+    )
+
+
+FAMILY = Family(
+    title='InLine-PVT',
+    backbone=InLinePVT,
+    classifier=InLinePVTClassifier,
+    archs=PVT_ARCHS,
+    ours=('stages.0.embed.proj.weight', 'stages.0.position.table'),
+    options=_options,
+    unseen=dict(kernel='identity'),
+    published=('patch_embed1.proj.weight', 'pos_embed1', 'block1.0.attn.residual.0.weight'),
+    to_ours=_NAMES.to_ours,
+    to_published=_NAMES.to_published,
+    timm_cfg=timm_cfg,
+)

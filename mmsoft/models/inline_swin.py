@@ -4,48 +4,148 @@ Han et al., "Bridging the Divide: Reconsidering Softmax and Linear Attention", N
 Liu et al., "Swin Transformer", ICCV 2021.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from mmsoft.layers import InLineAttention, Mlp, PatchEmbed, PatchMerging, PreNormBlock, WindowAttention
-from mmsoft.ops.checks import whole
+from mmsoft.layers.inline_attention import KERNELS
+from mmsoft.ops.checks import choose, whole
+from mmsoft.weights.shapes import STAGES, Weights
 
-from .classifier import Classifier
-from .inline_archs import SWIN_ARCHS, InLineArch
-from .inline_pyramid import InLinePyramid
+from .archs import STRIDES
+from .family import Family
+from .inline_archs import InLineArch, doubling, resolve_inline_arch
+from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
+from .options import PyramidOptions
+from .pyramid import Pyramid
+from .stage import Stage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ['SWIN_ARCHS', 'InLineSwin', 'InLineSwinClassifier']
+
+SWIN_ARCHS = {
+    'tiny': doubling(96, 3, (2, 2, 6, 2), (2, 2, 6, 0)),
+    'small': doubling(96, 3, (2, 2, 18, 2), (2, 2, 0, 0)),
+    'base': doubling(128, 4, (2, 2, 18, 2), (2, 2, 2, 0)),
+}
 
 
-class InLineSwin(InLinePyramid):
-    """The backbone; options are those of :class:`InLinePyramid` and:
+class InLineSwinOptions(PyramidOptions, total=False):
+    """Of the backbone."""
+
+    kernel: str
+    window_size: int
+
+
+class InLineSwin(Pyramid):
+    """The backbone; options are those of :class:`Backbone` and:
 
     Args:
+        arch: A name of ``SWIN_ARCHS`` or ``dict(dims=..., heads=..., depths=...)``, with ``inline=...`` if another
+            number of each stage's layers than all of the first 3 is InLine.
+        kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
         window_size: Side of the windows of softmax layers, every second of which is shifted.
     """
 
-    archs = SWIN_ARCHS
-    inline_stages = 3
-    mixed = True
+    norm_all = True
 
-    def __init__(self, arch: str | Mapping | InLineArch = 'tiny', *, window_size: int = 7, **options: Any) -> None:
+    def __init__(
+        self,
+        arch: str | Mapping | InLineArch = 'tiny',
+        *,
+        kernel: str = 'identity',
+        window_size: int = 7,
+        **options: 'Unpack[PyramidOptions]',
+    ) -> None:
+        arch = resolve_inline_arch(arch, SWIN_ARCHS, stages=3, mixed=True)
+        if any(2 * small != large for small, large in zip(arch.dims[:3], arch.dims[1:], strict=True)):
+            raise ValueError(f'arch dims must double from stage to stage, as patch merging does; got {arch.dims}')
+        super().__init__(arch.dims, STRIDES, arch.depths, **options)
+        self.arch, self.kernel = arch, choose('kernel', kernel, KERNELS)
         self.window_size = whole('window_size', window_size)
-        super().__init__(arch, **options)
-        if any(2 * small != large for small, large in zip(self.arch.dims[:3], self.arch.dims[1:], strict=True)):
-            raise ValueError(f'arch dims must double from stage to stage, as patch merging does; got {self.arch.dims}')
+        self.build(self._stage, partial(nn.LayerNorm, eps=1e-5))
 
-    def _embed(self, stage: int) -> nn.Module:
-        dims = self.arch.dims
-        return PatchMerging(dims[stage - 1]) if stage else PatchEmbed(self.in_channels, dims[0], 4, 4)
+    def _stage(self, index: int, drop_paths: list[float]) -> Stage:
+        dims, blocks = self.arch.dims, [self._block(index, *place) for place in enumerate(drop_paths)]
+        embed = PatchMerging(dims[index - 1]) if index else PatchEmbed(self.in_channels, dims[0], 4, 4)
+        return Stage(embed, nn.Identity(), blocks, self.with_cp)
 
     def _block(self, stage: int, index: int, drop_path: float) -> nn.Module:
         dim, heads = self.arch.dims[stage], self.arch.heads[stage]
-        if self._is_inline(stage, index):
+        if index < self.arch.inline[stage]:
             attn = InLineAttention(dim, heads, self.kernel)
         else:
             attn = WindowAttention(dim, heads, self.window_size, shifted=index % 2 == 1)
-        return PreNormBlock(dim, attn, Mlp(dim, 4 * dim), drop_path, eps=1e-5)
+        return PreNormBlock(dim, attn, Mlp(dim, 4 * dim, recompute=self.recompute), drop_path, eps=1e-5)
 
 
-class InLineSwinClassifier(Classifier, InLineSwin):
-    """Images to logits through the mean of the last stage's normalised tokens; options also of :class:`Classifier`."""
+class InLineSwinClassifier(InLineSwin):
+    """Images to logits through the mean of the last stage's normalised tokens; options are the backbone's and:
+
+    Args:
+        num_classes, global_pool, drop_rate: See :meth:`Backbone.add_head`.
+    """
+
+    def __init__(
+        self,
+        arch: str | Mapping | InLineArch = 'tiny',
+        *,
+        num_classes: int = 1000,
+        global_pool: str | None = None,
+        drop_rate: float = 0.0,
+        **options: 'Unpack[InLineSwinOptions]',
+    ) -> None:
+        super().__init__(arch, **options)
+        self.add_head(num_classes, global_pool, drop_rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(x)
+
+
+_NAMES = InLineNames(
+    {
+        'patch_embed': 'stages.0.embed',
+        **{f'layers.{i}.downsample': f'stages.{i + 1}.embed' for i in range(3)},
+        'layers.*.blocks.*.attn.residual': 'stages.*.blocks.*.attn.predictor',
+        'layers.*.blocks': 'stages.*.blocks',
+    },
+    stacked=True,
+)
+
+
+def _options(weights: Weights) -> dict[str, Any]:
+    heads, options = [], {}
+    for stage in STAGES:
+        tables = [weights[name] for name in weights if _is_bias_table(name, stage)]  # ((2 window - 1)^2, heads)
+        if tables:
+            options['window_size'] = (math.isqrt(tables[0].shape[0]) + 1) // 2
+        heads.append(tables[0].shape[1] if tables else read_heads(weights, f'stages.{stage}.blocks.0.attn.predictor'))
+    in_channels = weights['stages.0.embed.proj.weight'].shape[1]
+    return dict(arch=read_arch(weights, heads), in_channels=in_channels, **options)
+
+
+def _is_bias_table(name: str, stage: int) -> bool:
+    return name.startswith(f'stages.{stage}.') and name.endswith('relative_position_bias_table')
+
+
+FAMILY = Family(
+    title='InLine-Swin',
+    backbone=InLineSwin,
+    classifier=InLineSwinClassifier,
+    archs=SWIN_ARCHS,
+    ours=('stages.0.embed.norm.weight', 'stages.0.blocks.0.attn.proj.weight'),
+    not_ours=('stages.0.position.table', 'stages.0.blocks.0.attn.branches.0.lepe.weight'),
+    options=_options,
+    unseen=dict(kernel='identity'),
+    published=('patch_embed.proj.weight', 'layers.0.blocks.0.attn.qkv.weight'),
+    to_ours=_NAMES.to_ours,
+    to_published=_NAMES.to_published,
+    timm_cfg=timm_cfg,
+    leaves=(PatchMerging,),
+)

@@ -1,28 +1,52 @@
-"""Checks of option names: a misspelt one says what there is."""
+"""Options of constructors: what all families take, and checks that say what there is."""
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import TypedDict
 
-def reject_unknown(owner: type, unknown: dict[str, Any]) -> None:
+
+class CommonOptions(TypedDict, total=False):
+    """Of every backbone; :class:`Backbone` says what they mean."""
+
+    in_channels: int
+    out_indices: Sequence[int]
+    frozen_stages: int
+    with_cp: bool
+    recompute: bool | None
+    drop_path_rate: float
+    init_cfg: dict | list | None
+
+
+class PyramidOptions(CommonOptions, total=False):
+    """Of every backbone with stages."""
+
+    img_size: int | tuple[int, int]
+
+
+def reject_unknown(owner: type, given: Mapping[str, Any]) -> None:
     """Raise a TypeError that names the options of ``owner`` if any unknown ones were given."""
-    if not unknown:
+    options = options_of(owner)
+    name = next((name for name in given if name not in options), None)
+    if name is None:
         return
-    options = []
-    for cls in owner.__mro__:
-        for name, parameter in inspect.signature(cls.__init__).parameters.items() if cls is not object else ():
-            if name != 'self' and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                options.append(name)
-        sinks = [p.name for p in inspect.signature(cls.__init__).parameters.values() if p.kind is p.VAR_KEYWORD]
-        if sinks != ['options']:  # only **options goes on to the parent class; **unknown ends here
-            break
-    options = list(dict.fromkeys(options))
-    name = next(iter(unknown))
     close = difflib.get_close_matches(name, options, 1)
     hint = f' Did you mean {close[0]!r}?' if close else ''
     raise TypeError(f'{owner.__name__} has no option {name!r}.{hint} Its options are {", ".join(options)}.')
+
+
+def options_of(owner: type) -> list[str]:
+    """What a constructor takes by name, and what it passes on to that of its parent (``**options``)."""
+    options = []
+    for cls in owner.__mro__:
+        if '__init__' in vars(cls):
+            _, *parameters = inspect.signature(cls.__init__).parameters.values()
+            options += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return list(dict.fromkeys(options))
 
 
 def reject_idle(owner: type, options: Mapping[str, Any], reason: str) -> None:

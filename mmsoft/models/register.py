@@ -2,21 +2,12 @@
 
 from mmsoft.registry import MODELS
 
-from .classifier import SOFTClassifier
-from .inline_cswin import InLineCSwin, InLineCSwinClassifier
-from .inline_deit import InLineDeiT, InLineDeiTClassifier
-from .inline_pvt import InLinePVT, InLinePVTClassifier
-from .inline_swin import InLineSwin, InLineSwinClassifier
-from .soft import SOFT
+from .family import Family, for_each_family
 
-BACKBONES = (SOFT, InLinePVT, InLineSwin, InLineDeiT, InLineCSwin)
-CLASSIFIERS = (
-    SOFTClassifier,
-    InLinePVTClassifier,
-    InLineSwinClassifier,
-    InLineDeiTClassifier,
-    InLineCSwinClassifier,
-)
 
-for model in BACKBONES + CLASSIFIERS:
-    MODELS.register_module(module=model)
+def _register(family: Family) -> None:
+    MODELS.register_module(module=family.backbone)
+    MODELS.register_module(module=family.classifier)
+
+
+for_each_family(_register)

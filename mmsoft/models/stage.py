@@ -1,6 +1,7 @@
 """A stage of a backbone: patch embedding, position table, layers."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class Stage(nn.Module):
 def run_layer(layer: nn.Module, x: Tensor, grid: tuple[int, int], with_cp: bool) -> Tensor:
     """``layer(x, grid)``; with ``with_cp``, backward computes it again."""
     if with_cp and layer.training and torch.is_grad_enabled():
-        return checkpoint(layer, x, grid, use_reentrant=False)
+        return cast(Tensor, checkpoint(layer, x, grid, use_reentrant=False))
     return layer(x, grid)
 
 

@@ -5,6 +5,7 @@ from mmsoft.versions import require
 require('torch')
 
 from .attention import softmax_free_attention, softmax_free_attention_reference
+from .convolutions import conv_unit, window_conv, window_conv_reference
 from .dispatch import explain, force_from_environment, kernels
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
@@ -27,9 +28,11 @@ from .newton import (
 )
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
+from .slices import token_wise
 
 __all__ = [
     'bounded_grid',
+    'conv_unit',
     'dynamic_depthwise',
     'dynamic_depthwise_reference',
     'explain',
@@ -67,6 +70,9 @@ __all__ = [
     'to_multiples',
     'to_tokens',
     'to_windows',
+    'token_wise',
+    'window_conv',
+    'window_conv_reference',
 ]
 
 force_from_environment()  # once all operators, and so all kinds of kernels, are known

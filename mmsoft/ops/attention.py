@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .checks import check, compute_dtype
-from .dispatch import no_autocast, operator
+from .dispatch import has_fast_float64, no_autocast, operator
 from .gaussian import gaussian_gram, gaussian_kernel_reference
 from .kernel_products import kernel_product, kernel_slices, kernel_transposed_product
 from .newton import guarded_scale, guarded_scale_reference, matrix_scale, newton_inverse, newton_oracle
@@ -20,11 +20,12 @@ def softmax_free_attention_reference(
     normalize: bool = True,
     iterations: int = 20,
     k: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """Slow reference in float64: the N x N matrix of the paper's equation 17 (9 if not normalised)."""
-    q, landmarks, v = q.double(), landmarks.double(), v.double()
+    q, landmarks, v = scale * q.double(), landmarks.double(), v.double()
     p = gaussian_kernel_reference(q, landmarks)  # (B, h, N, m)
-    pk = p if k is None else gaussian_kernel_reference(k.double(), landmarks)
+    pk = p if k is None else gaussian_kernel_reference(scale * k.double(), landmarks)
     a = gaussian_kernel_reference(landmarks, landmarks)  # (B, h, m, m)
     if normalize:
         inverse = newton_oracle(a, guarded_scale_reference(a), iterations)
@@ -48,19 +49,20 @@ def softmax_free_attention(
     iterations: int = 20,
     backward: str = 'unrolled',
     k: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """``P A^+ P' v`` (SOFT) or ``P D^(-1/2) A^+ D^(-1/2) P' v`` (SOFT++) in O(N m d).
 
     Queries are keys as well, unless keys k (B, h, N, d) are given: then P' is of these, as Nystrom's
-    approximation of k(q, k) from one set of landmarks has it. Both already carry the factor d^(-1/4): q (B, h, N, d),
-    landmarks (B, h, m, d), v (B, h, N, e).
+    approximation of k(q, k) from one set of landmarks has it. q (B, h, N, d) and k are multiplied by ``scale``;
+    landmarks (B, h, m, d) already carry it. v (B, h, N, e).
     Gives (B, h, N, e) in v's dtype, computed in float32 or better whatever the autocast dtype; values
     that float16 cannot hold saturate.
     """
     dtype = compute_dtype(q, landmarks, v)
-    if not normalize and q.device.type == 'cpu':
+    if not normalize and has_fast_float64(q):
         # Without normalisation large terms cancel: rounding in float32, which differs from batch to batch,
-        # would show in the fifth digit. A CPU has float64 at half the speed; a GPU would pay far more.
+        # would show in the fifth digit.
         dtype = torch.float64
     landmarks = landmarks.to(dtype)
     check(
@@ -76,12 +78,12 @@ def softmax_free_attention(
     )
     q = q.transpose(1, 2)  # tokens before heads, as they lie in memory
     # P' v first: associated this way no N x m x m product arises
-    kernels = kernel_slices(q, landmarks) if k is None else None
+    kernels = kernel_slices(q, landmarks, scale) if k is None else None
     keys = q if k is None else k.transpose(1, 2)
-    context = kernel_transposed_product(keys, landmarks, v.transpose(1, 2), kernels)  # (B, h, m, e)
+    context = kernel_transposed_product(keys, landmarks, v.transpose(1, 2), scale, kernels)  # (B, h, m, e)
     with no_autocast(q):
         context = _apply_inverse(landmarks, context, normalize, iterations, backward)
-    return kernel_product(q, landmarks, context, v, kernels).transpose(1, 2)
+    return kernel_product(q, landmarks, context, scale, v.dtype, kernels).transpose(1, 2)
 
 
 def _apply_inverse(landmarks: Tensor, context: Tensor, normalize: bool, iterations: int, backward: str) -> Tensor:

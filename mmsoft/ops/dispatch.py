@@ -105,6 +105,16 @@ def explain(op: Operator[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
     return f'{op.name}: {kind or "nothing"} runs' + (f'; {reasons}' if reasons else '')
 
 
+def overview(device: str) -> dict[str | None, list[str]]:
+    """Kinds, each with the operators that run it on the float32 tensors of their examples, on this device."""
+    found: dict[str | None, list[str]] = {}
+    for op in OPERATORS.values():
+        if op.example is not None:
+            kind = op.choice(*op.example(lambda *shape: torch.ones(*shape, device=device)))
+            found.setdefault(kind, []).append(op.name)
+    return found
+
+
 def kinds() -> list[str]:
     """Kinds of implementation that some operator has."""
     return list(dict.fromkeys([PORTABLE, *(i.kind for op in OPERATORS.values() for i in op.implementations)]))

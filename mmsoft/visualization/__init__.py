@@ -1,7 +1,7 @@
 """Pictures of samples and predictions, and curves of training logs."""
 
 from .curves import curve_table, plot_curves, read_scalars
-from .drawing import contact_sheet, draw_sample
+from .drawing import contact_sheet, draw_class, draw_instances, draw_label_map, draw_sample
 from .pictures import DrawnVideo, can_write, opencv_name, write_picture
 
 __all__ = [
@@ -9,6 +9,9 @@ __all__ = [
     'can_write',
     'contact_sheet',
     'curve_table',
+    'draw_class',
+    'draw_instances',
+    'draw_label_map',
     'draw_sample',
     'opencv_name',
     'plot_curves',

@@ -1,7 +1,7 @@
 """Samples of detectors and segmentors drawn on their images."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,41 @@ def draw_sample(
 
     ``meta`` holds the data set's ``classes`` and, where it has colours of its own, ``palette``.
     """
-    if type(sample).__name__ == 'ClassSample':
-        return _draw_class(image, sample, meta['classes'], truth)
-    options, name_it = dict(draw_gt=truth, draw_pred=not truth), shown
-    if type(sample).__name__ == 'SegDataSample':
-        from mmseg.visualization import SegLocalVisualizer
+    draw = dict(ClassSample=draw_class, SegDataSample=draw_label_map).get(type(sample).__name__, draw_instances)
+    return draw(image, sample, meta, score_thr, truth)
 
-        visualizer = SegLocalVisualizer(name='drawing', alpha=0.5)  # built directly, it does not become the current one
-    else:
-        from mmdet.visualization import DetLocalVisualizer
 
-        visualizer = DetLocalVisualizer(name='drawing')
-        options['pred_score_thr'], name_it = score_thr, plain_text
-        sample = sample.cpu()
-        if truth and hasattr(sample.gt_instances.bboxes, 'tensor'):
-            sample.gt_instances.bboxes = sample.gt_instances.bboxes.tensor
+def draw_instances(
+    image: np.ndarray, sample: Any, meta: Mapping[str, Any], score_thr: float = 0.3, truth: bool = False
+) -> np.ndarray:
+    """Boxes and masks, with classes and scores."""
+    from mmdet.visualization import DetLocalVisualizer
+
+    sample = sample.cpu()
+    if truth and hasattr(sample.gt_instances.bboxes, 'tensor'):
+        sample.gt_instances.bboxes = sample.gt_instances.bboxes.tensor
+    visualizer = DetLocalVisualizer(name='drawing')  # built directly, it does not become the current one
+    return _draw_by(visualizer, image, sample, meta, plain_text, truth, pred_score_thr=score_thr)
+
+
+def draw_label_map(
+    image: np.ndarray, sample: Any, meta: Mapping[str, Any], score_thr: float = 0.3, truth: bool = False
+) -> np.ndarray:
+    """The class of every pixel, as a colour with a name."""
+    from mmseg.visualization import SegLocalVisualizer
+
+    return _draw_by(SegLocalVisualizer(name='drawing', alpha=0.5), image, sample, meta, shown, truth)
+
+
+def _draw_by(
+    visualizer: Any,
+    image: np.ndarray,
+    sample: Any,
+    meta: Mapping[str, Any],
+    name_it: Callable[[str], str],
+    truth: bool,
+    **options: Any,
+) -> np.ndarray:
     palette = meta.get('palette')
     if palette is None or isinstance(palette, str):  # the name of one that only mmdet has
         palette = np.random.default_rng(0).integers(256, size=(len(meta['classes']), 3)).tolist()
@@ -49,7 +69,7 @@ def draw_sample(
     visualizer.set_image(rgb)  # what is left if there is nothing to draw
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='.*out of bounds')  # boxes may touch the border
-        visualizer.add_datasample('drawing', rgb, sample, **options)
+        visualizer.add_datasample('drawing', rgb, sample, draw_gt=truth, draw_pred=not truth, **options)
     return mmcv.rgb2bgr(visualizer.get_image())
 
 
@@ -58,8 +78,11 @@ def plain_text(text: str) -> str:
     return shown(text).replace('$', r'\$')
 
 
-def _draw_class(image: np.ndarray, sample: Any, classes: Sequence[str], truth: bool) -> np.ndarray:
+def draw_class(
+    image: np.ndarray, sample: Any, meta: Mapping[str, Any], score_thr: float = 0.3, truth: bool = False
+) -> np.ndarray:
     """The class in a line above the picture, which is enlarged where it is too small for that; red if it is wrong."""
+    classes = meta['classes']
     zoom = max(1.0, LEAST_WIDTH / image.shape[1])
     image = cv2.resize(image, None, fx=zoom, fy=zoom, interpolation=cv2.INTER_LINEAR)
     label = getattr(sample, 'gt_label', None)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import http.server
+import importlib
 import io
 import os
 import pickle
@@ -19,17 +20,22 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from safetensors.torch import save_file
 
+import mmsoft
 from mmsoft.checkpoints import (
+    Checkpoint,
     CheckpointError,
     from_published,
+    load,
     load_pretrained,
-    loading,
+    names_for,
     read_checkpoint,
     read_state_dict,
 )
-from mmsoft.checkpoints.pickles import SKIPPED, Machine
-from mmsoft.checkpoints.soft_names import convert_published_soft
-from mmsoft.models import SOFT, SOFTClassifier
+from mmsoft.models import FAMILIES, SOFT, SOFTClassifier
+from mmsoft.weights import fitting
+from mmsoft.weights.pickles import SKIPPED, Machine
+
+to_ours = FAMILIES['SOFT'].to_ours
 
 
 def loaded(checkpoint, **options):
@@ -96,7 +102,7 @@ def test_architecture_is_read_from_the_weights(golden):
 
 def test_overrides(golden, monkeypatch):
     reports = []
-    monkeypatch.setattr(loading, 'announce', lambda text, level: reports.append(text))
+    monkeypatch.setattr(fitting, 'announce', lambda text, level: reports.append(text))
     image = torch.randn(1, 3, 224, 224)
     plain = from_published(golden.weights, attn=golden.attn)
     fine = from_published(golden.weights, attn=golden.attn, num_classes=3, drop_path_rate=0.3)
@@ -219,7 +225,7 @@ def test_bad_sources_are_named(tmp_path, golden):
     with pytest.raises(CheckpointError, match=r"starts with 'neck\.'"):
         load_pretrained(SOFT(MINI), golden.weights, prefix='neck')
     with pytest.raises(CheckpointError, match='pos_embed1 has 7 entries'):
-        convert_published_soft({'pos_embed1': torch.zeros(1, 7, 4)})
+        to_ours({'pos_embed1': torch.zeros(1, 7, 4)})
     lacking = {name: value for name, value in golden.weights.items() if name != 'pos_embed3'}
     with pytest.raises(CheckpointError, match=r'lack .*stages\.2\.position\.table'):
         from_published(lacking)
@@ -265,3 +271,40 @@ def test_a_path_beside_the_weights_is_passed_by_whatever_wrote_it(kind):
     """On another system, or with Python 3.13, where paths come from a module of another name."""
     module, name = kind.encode().split()
     assert Machine(SKIPPED, 99).run(io.BytesIO(b'c' + module + b'\n' + name + b'\n(Vruns\ntR.')) == {}
+
+
+def test_modules_of_before_are_those_of_now():
+    for name in ('archives', 'files', 'messages', 'meta', 'pickles', 'renaming', 'shapes', 'sources', 'writing'):
+        before = importlib.import_module(f'mmsoft.checkpoints.{name}')
+        assert before is importlib.import_module(f'mmsoft.weights.{name}') is getattr(mmsoft.checkpoints, name)
+    assert importlib.import_module('mmsoft.checkpoints.families').FAMILIES is FAMILIES
+
+
+def test_a_checkpoint_tells_what_it_holds(golden, tmp_path):
+    """One way in, for backbones, classifiers and detectors; the former functions are names for it."""
+    torch.save(dict(state_dict=golden.weights, meta=dict(epoch=3)), tmp_path / 'theirs.pth')
+    theirs = Checkpoint.open(tmp_path / 'theirs.pth')
+    assert (theirs.family.title, theirs.published, theirs.meta) == ('SOFT', True, dict(epoch=3))
+    assert theirs.weights.keys() == load(golden.weights).keys()
+    model = SOFT(MINI, attn=golden.attn)
+    report = theirs.load_into(model)
+    assert report.complete
+    assert torch.equal(model.stages[0].blocks[0].attn.q.weight, golden.weights['block1.0.att.mha.W_q.weight'])
+
+    detector = torch.nn.ModuleDict(dict(backbone=SOFT(MINI, attn=golden.attn), neck=torch.nn.Linear(2, 2)))
+    weights = {name: value + 1 for name, value in detector.state_dict().items()}
+    opened = Checkpoint.open(weights)
+    assert (opened.family.title, opened.published, opened.meta, opened.source) == ('SOFT', False, {}, 'a state dict')
+    assert opened.load_into(detector).complete
+    assert torch.equal(detector['neck'].bias, weights['neck.bias'])
+    assert opened.load_into(model).complete
+    assert torch.equal(model.norm.bias, weights['backbone.norm.bias'])
+    report = Checkpoint.open(model.state_dict()).load_into(detector, strict=False)  # of a backbone, to its place
+    assert report.missing == ['neck.weight', 'neck.bias']
+    assert names_for(detector, model.state_dict()).keys() == {f'backbone.{name}' for name in model.state_dict()}
+    other = Checkpoint.open(dict(x=torch.ones(1)))
+    assert (other.family, other.published) == (None, False)
+    with pytest.raises(CheckpointError, match=r'these weights match 0 of the \d+ tensors of SOFT'):
+        other.load_into(model)
+    with pytest.raises(ValueError, match="new_head 'maybe' is unknown; choose one of never, differ, always"):
+        theirs.load_into(model, new_head='maybe')

@@ -11,12 +11,12 @@ from small_runs import DOUBLING, PLAIN, dump, narrow_model, small_config
 
 import mmsoft
 from mmsoft.checkpoints import CheckpointError, convert, from_published, load, load_pretrained, read_architecture
-from mmsoft.checkpoints.families import FAMILIES, our_family, published_family
 from mmsoft.checkpoints.loading import names_for
 from mmsoft.engine import config
 from mmsoft.engine.publishing import publish
 from mmsoft.engine.training import evaluate
 from mmsoft.models import (
+    FAMILIES,
     SOFT,
     InLineCSwin,
     InLineCSwinClassifier,
@@ -26,8 +26,9 @@ from mmsoft.models import (
     InLineSwinClassifier,
     SOFTClassifier,
 )
+from mmsoft.models.family import our_family, published_family
 
-INLINE = {family.title: family for family in FAMILIES[1:]}
+INLINE = {family.title: family for family in [*FAMILIES.values()][1:]}
 SMALL = {
     'InLine-PVT': dict(dims=(16, 32, 48, 64), heads=(1, 2, 3, 4), depths=(1, 1, 2, 1)),
     'InLine-Swin': dict(DOUBLING, inline=(1, 0, 1, 0)),
@@ -59,8 +60,8 @@ def test_names_go_both_ways_exactly(title):
     assert same(family.to_ours(family.to_published(weights)), weights)
     backbone = family.backbone(SMALL[title], out_indices=(0, 1)).state_dict()
     for found, name in ((ours, None), (weights, None), (backbone, None), (theirs, title)):
-        assert [f.title for f in FAMILIES if f.is_published(found)] == ([name] if name else [])
-        assert [f.title for f in FAMILIES if f.is_ours(found)] == ([] if name else [title])
+        assert [f.title for f in FAMILIES.values() if f.is_published(found)] == ([name] if name else [])
+        assert [f.title for f in FAMILIES.values() if f.is_ours(found)] == ([] if name else [title])
     assert {name.split('.')[0] for name in family.to_published(weights)} <= {name.split('.')[0] for name in theirs}
 
 

@@ -34,14 +34,15 @@ from mmseg.models.losses.utils import get_class_weight
 from safetensors.torch import save_file
 from small_runs import dump, run, small_config
 
-from mmsoft.checkpoints import CheckpointError, from_published, read_checkpoint, sources
-from mmsoft.checkpoints import files as checkpoint_files
-from mmsoft.checkpoints.meta import KNOWN
-from mmsoft.checkpoints.writing import to_bytes
+from mmsoft.checkpoints import CheckpointError, from_published, read_checkpoint
 from mmsoft.engine import files
 from mmsoft.engine.config import guard_files
 from mmsoft.engine.runner import Runner
 from mmsoft.models import SOFT
+from mmsoft.weights import files as checkpoint_files
+from mmsoft.weights import sources
+from mmsoft.weights.meta import KNOWN
+from mmsoft.weights.writing import to_bytes
 
 
 class Toy(BaseModel):

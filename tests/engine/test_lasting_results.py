@@ -19,9 +19,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from small_runs import ENVIRONMENT, command, dump, run, small_config
 
-from mmsoft.engine import predict as prediction
 from mmsoft.engine.predict import predict
 from mmsoft.engine.results import Results
+from mmsoft.engine.tasks import CLASSIFICATION
 
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
 
@@ -103,7 +103,7 @@ def test_memory_that_runs_out_is_one_pictures_fault(
             raise MemoryError
         return image
 
-    monkeypatch.setattr(prediction, 'draw_sample', draw)
+    monkeypatch.setattr(CLASSIFICATION, 'draw', draw)
     config, weights = made['classifier']
     summary = predict(Config.fromfile(config), weights, [str(tmp_path / 'in')], tmp_path / 'out', 'cpu')
     assert summary == (3, {str(tmp_path / 'in' / 'b.png'): 'is predicted, but cannot be drawn: MemoryError'})

@@ -7,8 +7,8 @@ from helpers import MINI, relative_error
 from torch import nn
 
 from mmsoft.engine.complexity import count_macs
-from mmsoft.layers import block, patch_embed
 from mmsoft.models import ARCHS, SOFT, SOFTClassifier
+from mmsoft.ops import convolutions, slices
 
 # Million parameters of the classifier (1000 classes) and of the backbone; giga multiply-adds at 224 x 224.
 PARAMETERS = {
@@ -111,8 +111,8 @@ def test_inference_in_slices_gives_what_training_would(attn, size, autocast, mon
     model.eval()
     maps = []
     for grad, hidden, fold in ((True, 2**30, 2**30), (False, 2**30, 0), (False, 1000, 0), (True, 1000, 2**30)):
-        monkeypatch.setattr(block, 'HIDDEN_SLICE', hidden)
-        monkeypatch.setattr(patch_embed, 'FOLDED_PIXELS', fold)
+        monkeypatch.setattr(slices, 'HIDDEN_SLICE', hidden)
+        monkeypatch.setattr(convolutions, 'FOLDED_PIXELS', fold)
         with torch.set_grad_enabled(grad), torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             maps.append(model(x))
     for found in maps[1:]:

@@ -10,8 +10,8 @@ from torch import nn
 
 import mmsoft.timm
 from mmsoft.engine.complexity import count_macs
-from mmsoft.models import CSWIN_ARCHS, DEIT_ARCHS, PVT_ARCHS, SWIN_ARCHS
-from mmsoft.models.register import BACKBONES, CLASSIFIERS
+from mmsoft.layers import Mlp
+from mmsoft.models import CSWIN_ARCHS, DEIT_ARCHS, FAMILIES, PVT_ARCHS, SWIN_ARCHS
 
 every = pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
 # Million parameters of the classifier (1000 classes) and of the backbone (DeiT's has a pyramid besides).
@@ -37,8 +37,8 @@ def layers(model):
 
 
 def test_every_registered_model_is_a_case():
-    assert {case.backbone for case in CASES.values()} == {*BACKBONES}
-    assert {case.classifier for case in CASES.values()} == {*CLASSIFIERS}
+    assert {case.backbone for case in CASES.values()} == {family.backbone for family in FAMILIES.values()}
+    assert {case.classifier for case in CASES.values()} == {family.classifier for family in FAMILIES.values()}
     assert {case.name for case in CASES.values()} <= {*mmsoft.timm.VARIANTS}
 
 
@@ -79,7 +79,7 @@ def test_any_size(case, size):
     assert model.strides == (4, 8, 16, 32)
 
 
-INLINE = [case for case in CASES.values() if case.family != 'SOFT']
+INLINE = [case for case in CASES.values() if case.family.startswith('InLine')]
 VARIANTS = [
     *((case, {}) for case in CASES.values()),
     *((case, dict(kernel='exp')) for case in INLINE),
@@ -118,6 +118,14 @@ def test_every_parameter_gets_a_gradient_and_training_helps(case, options):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.95 * losses[0]
+
+
+@every
+def test_recomputation_is_chosen_for_every_mlp(case):
+    for recompute in (None, True, False):
+        mlps = [m for m in case.classify(recompute=recompute).modules() if isinstance(m, Mlp)]
+        assert len(mlps) >= 3
+        assert {mlp.recompute for mlp in mlps} == {recompute}
 
 
 @every
@@ -329,6 +337,7 @@ def test_a_wrong_image_is_named(case):
 
 
 COMMON = {'arch', 'in_channels', 'img_size', 'out_indices', 'frozen_stages', 'with_cp', 'drop_path_rate', 'init_cfg'}
+COMMON |= {'recompute'}
 
 
 @every

@@ -8,7 +8,7 @@ from inline_reference import inline_reference
 
 from mmsoft import models
 from mmsoft.checkpoints import from_published, load_pretrained, read_architecture
-from mmsoft.checkpoints.families import our_family
+from mmsoft.models.family import our_family
 
 MODELS = {
     'pvt': (models.InLinePVT, models.InLinePVTClassifier),

@@ -74,7 +74,8 @@ def agree(found, expected, inputs, wide, tolerance):
     'shape', [(1, 700, 3, 32, 45, 32), (2, 61, 2, 8, 5, 4), (3, 1, 1, 4, 1, 2)]
 )  # B, N, h, d, m, e
 @pytest.mark.parametrize('limits', [(2**20, 2**22), (64, 2**22), (64, 0)], ids=['whole', 'kept slices', 'slices'])
-def test_products_with_the_kernel_are_the_definition(shape, limits, monkeypatch):
+@pytest.mark.parametrize('scale', [1.0, 1.5])
+def test_products_with_the_kernel_are_the_definition(shape, limits, scale, monkeypatch):
     monkeypatch.setattr(products, 'CPU_SLICE', limits[0])
     monkeypatch.setattr(products, 'CPU_KEPT', limits[1])
     batch, count, heads, width, landmarks, values = shape
@@ -84,19 +85,19 @@ def test_products_with_the_kernel_are_the_definition(shape, limits, monkeypatch)
         torch.randn(batch, heads, landmarks, values),
     ]
     v = torch.randn(batch, count, heads, values)
-    kernels = products.kernel_slices(*inputs[:2])
+    kernels = products.kernel_slices(*inputs[:2], scale)
     assert (kernels is None) == (limits[1] == 0)
     for tensors, product, reference in (
-        (inputs, lambda q, lm, c: kernel_product(q, lm, c, q, kernels), kernel_product_reference),
+        (inputs, lambda *x: kernel_product(*x, scale, None, kernels), kernel_product_reference),
         (
             [*inputs[:2], v],
-            lambda q, lm, v: kernel_transposed_product(q, lm, v, kernels),
+            lambda *x: kernel_transposed_product(*x, scale, kernels),
             kernel_transposed_product_reference,
         ),
     ):
         single = [x.clone().requires_grad_() for x in tensors]
         double = [x.double().requires_grad_() for x in tensors]
-        agree(product(*single), reference(*double), single, double, 1e-5)
+        agree(product(*single), reference(*double, scale), single, double, 1e-5)
 
 
 def test_gelu_by_the_sigmoid_is_gelu_by_the_tanh():

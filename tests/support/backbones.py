@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+# what stands in docs/ as an example goes through all that holds for our own
+import own_attention  # noqa: F401
+import own_family  # noqa: F401
 import torch
 from helpers import MINI
 from torch import Tensor, nn
 
-from mmsoft import models
+import mmsoft
 
 OTHERS = ['inline', dict(type='softmax', reduction=True), dict(type='soft_pp', symmetric=False), 'softmax']
 MIXED = ['linformer', 'performer', 'nystromformer', 'linear']
@@ -28,16 +31,16 @@ class Case(NamedTuple):
 
     @property
     def backbone(self) -> type[nn.Module]:
-        return getattr(models, self.family)
+        return getattr(mmsoft, self.family)
 
     @property
     def classifier(self) -> type[nn.Module]:
-        return getattr(models, f'{self.family}Classifier')
+        return getattr(mmsoft, f'{self.family}Classifier')
 
     @property
     def has_landmarks(self) -> bool:
         """Whether options of SOFT's own landmarks have an effect."""
-        return self.name.startswith('soft') and self.options.get('attn') != MIXED
+        return self.name.startswith('soft') and self.options.get('attn') not in (MIXED, 'efficient')
 
     def build(self, **options: Any) -> nn.Module:
         return self.backbone(**{**dict(arch=self.arch, drop_path_rate=0.0), **self.options, **options})
@@ -58,6 +61,8 @@ CASES = {
     ),
     'inline_deit': Case('InLineDeiT', dict(dims=(32,), heads=(2,), depths=(3,)), (8, 16, 32, 32), 'inline_deit_tiny'),
     'inline_cswin': Case('InLineCSwin', dict(FOUR, depths=(1, 1, 2, 1)), FOUR['dims'], 'inline_cswin_tiny'),
+    'own_attention': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny', dict(attn='efficient')),
+    'own_family': Case('ConvFormer', dict(MINI, heads=(1, 1, 1, 1)), MINI['dims'], 'convformer_tiny'),
 }
 
 

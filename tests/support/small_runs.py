@@ -14,7 +14,8 @@ from mmengine.config import Config, ConfigDict
 import mmsoft
 from mmsoft.checkpoints import read_checkpoint
 from mmsoft.datasets.miniature import write_world
-from mmsoft.engine.config import pipelines, without_pretrained
+from mmsoft.engine.config import without_pretrained
+from mmsoft.engine.parts import pipelines
 
 SIZE = (64, 96)
 SHIPPED = dict(

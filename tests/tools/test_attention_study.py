@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from benchmark.cases import PYRAMID_ATTENTIONS
+from benchmark.cases import pyramid_attentions
 from benchmark.measure import Options
 from helpers import relative_error
 from small_runs import TOOLS
@@ -131,8 +131,8 @@ def test_the_readme_has_the_committed_run():
 
 
 def test_every_attention_of_the_comparison_has_a_title_and_a_config():
-    assert set(attention_study.TITLES) == set(PYRAMID_ATTENTIONS)
-    for name in PYRAMID_ATTENTIONS:
+    assert set(attention_study.TITLES) == set(pyramid_attentions())
+    for name in pyramid_attentions():
         for task in attention_study.TASKS:
             attn = attention_study.config_of(name, task).model.backbone.attn
             mixtures = dict(classification=9, detection=20)[task]
@@ -142,7 +142,7 @@ def test_every_attention_of_the_comparison_has_a_title_and_a_config():
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        (['--attentions', 'linear', 'linear'], 'attentions must be different ones of softmax, '),
+        (['--attentions', 'linear', 'linear'], 'attentions must be different ones of soft_pp, '),
         (['--attentions', 'reformer'], 'got reformer'),
         (['--seeds', '0'], '--seeds must be 1 or more; got 0'),
         (['--out', '/proc/nowhere/table'], "'/proc/nowhere' cannot be written: "),

@@ -12,13 +12,13 @@ import time
 import pytest
 import torch
 from benchmark import SUITES, Options
-from benchmark.attention import BUILDERS, MaterialisedAttention
-from benchmark.cases import ATTENTIONS, BACKBONES, GEMMS, TASKS, WHOLE, Case, build, check_case
+from benchmark.attention import MaterialisedAttention
+from benchmark.cases import GEMMS, TASKS, WHOLE, Case, attentions, backbones, build, check_case
 from benchmark.measure import Group, Record, Worker, _Runs, _step, _weigh, measure_group
 from benchmark.plots import plot_report
 from benchmark.report import exponent, make_report, markdown
 from benchmark.whole_models import CONFIGS
-from helpers import TOOLS
+from helpers import TOOLS, first_on_path
 
 from mmsoft.engine.complexity import count_call
 from mmsoft.layers import SoftmaxAttention
@@ -69,6 +69,30 @@ def test_the_tool_measures_and_its_files_agree(tmp_path):
     assert plots == {f'selection_{kind}.{suffix}' for kind in kinds for suffix in ('png', 'svg')}
 
 
+MINE = """
+from mmsoft import SOFT, SOFTClassifier
+from mmsoft.layers import LinearAttention
+from mmsoft.models import Family, register_attention, register_family
+register_attention('mine', lambda place: LinearAttention(place.dim, place.heads, 'exp'))
+class Mine(SOFT):
+    pass
+class MineClassifier(SOFTClassifier):
+    pass
+archs = dict(tiny=None)
+register_family(Family(title='Mine', backbone=Mine, classifier=MineClassifier, archs=archs, ours=('mine',)))
+"""
+
+
+def test_attentions_and_families_of_ones_own_are_measured(tmp_path):
+    (tmp_path / 'mine.py').write_text(MINE)
+    arguments = ['--import', 'mine', '--models', 'attention:mine', 'mine_tiny', '--sizes', '32', '--rounds', '1']
+    arguments += ['--gemm', '0', '--no-memory', '--threads', '1']
+    run = subprocess.run([*TOOL, *arguments], capture_output=True, text=True, env=first_on_path(tmp_path))
+    assert run.returncode == 0, run.stderr
+    assert '| attention:mine |' in run.stdout
+    assert '| mine_tiny |' in run.stdout
+
+
 def test_peak_memory_is_that_of_the_case():
     """Known sizes: a product of 2048 x 2048 adds its result, 16 MiB; attention scores are counted as well."""
     grid = (20, 40)
@@ -115,7 +139,7 @@ def test_an_interrupted_run_writes_what_it_has(tmp_path):
     assert 2 <= len(row['seconds_samples']) < 1000
 
 
-@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize('name', backbones())
 def test_every_backbone_builds_and_is_counted_without_computing(name):
     case = Case(name, (64, 96))
     work = build(case, 'meta')
@@ -144,18 +168,17 @@ def test_whole_models_run(model, task):
 
 
 def test_attentions_by_name():
-    assert tuple(BUILDERS) == ATTENTIONS
     assert tuple(CONFIGS) == WHOLE
     plain, fused = MaterialisedAttention(24, 3), SoftmaxAttention(24, 3)
     fused.load_state_dict(plain.state_dict())
     x = torch.randn(2, 12, 24)
     assert torch.allclose(plain(x, (3, 4)), fused(x, (3, 4)), atol=1e-6)
     counts = {}
-    for name in ATTENTIONS:
+    for name in attentions():
         for p in (1, 2):
             case = Case(f'attention:{name}', (28, 28 * p))
             counts[name, p] = _Runs(case).count()
-    growth = {name: counts[name, 2] / counts[name, 1] for name in ATTENTIONS}
+    growth = {name: counts[name, 2] / counts[name, 1] for name in attentions()}
     assert max(growth['soft'], growth['soft_pp']) < 2.05  # linear
     assert growth['softmax'] == growth['softmax_sdpa'] > 2.5
 
@@ -197,7 +220,7 @@ def test_exponents_of_power_laws(tmp_path):
             ['--models', 'yolo:swin_tiny'],
             "'yolo:swin_tiny' is unknown; before the colon comes one of attention",
         ),
-        (['--models', 'attention:none'], "attention 'none' is unknown; choose one of softmax, softmax_sdpa, soft, "),
+        (['--models', 'attention:none'], "attention 'none' is unknown; choose one of softmax, softmax_sdpa, soft_pp, "),
         (['--models', 'swin_tiny', '--suite', 'figures'], 'error: --suite fixes its cases: leave out --models'),
         (['--suite', 'sizes', '--batch', '2'], 'error: a suite fixes its batch: give --models to choose your own'),
         (['--models', 'soft_tiny', '--with-cp'], 'with-cp saves memory in training steps: add --tasks train'),

@@ -20,7 +20,8 @@ from mmsoft.datasets.miniature import write_world
 from mmsoft.engine.browse import browse
 from mmsoft.engine.complexity import count_parts, parts_table
 from mmsoft.engine.config import load_config
-from mmsoft.engine.predict import category_ids, find_inputs, load_model, predict
+from mmsoft.engine.predict import find_inputs, load_model, predict
+from mmsoft.engine.writers import category_ids
 from mmsoft.visualization import contact_sheet, curve_table, plot_curves, read_scalars
 
 SIZE = (96, 128)

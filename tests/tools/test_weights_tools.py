@@ -21,14 +21,16 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
 from small_runs import dump, run, small_config
 
-from mmsoft.checkpoints import CheckpointError, load, load_pretrained, read_architecture, read_checkpoint, sources
+from mmsoft.checkpoints import CheckpointError, load, load_pretrained, read_architecture, read_checkpoint
 from mmsoft.checkpoints.converting import convert
-from mmsoft.checkpoints.soft_names import convert_published_soft, convert_to_published_soft
-from mmsoft.checkpoints.writing import to_bytes
 from mmsoft.engine.config import check_pretrained
 from mmsoft.engine.publishing import _without_folders, publish
 from mmsoft.engine.runner import Runner
-from mmsoft.models import ARCHS, SOFT, Arch, SOFTClassifier
+from mmsoft.models import ARCHS, FAMILIES, SOFT, Arch, SOFTClassifier
+from mmsoft.weights import sources
+from mmsoft.weights.writing import to_bytes
+
+to_ours, to_published = FAMILIES['SOFT'].to_ours, FAMILIES['SOFT'].to_published
 
 
 @pytest.fixture(scope='module')
@@ -54,11 +56,11 @@ def trained(model):
 
 def test_names_go_both_ways_exactly(golden):
     """Counters too; what comes out is everything that a model of ours, or of theirs, has."""
-    ours = convert_published_soft(golden.weights)
-    assert same(convert_to_published_soft(ours), golden.weights)
+    ours = to_ours(golden.weights)
+    assert same(to_published(ours), golden.weights)
     for model in (SOFTClassifier(MINI, num_classes=10, img_size=96), SOFT(MINI)):
         weights = trained(model)
-        theirs = convert_to_published_soft(weights)
+        theirs = to_published(weights)
         assert theirs['pos_embed4'].shape[1] == (1 + 3 * 3 if isinstance(model, SOFTClassifier) else 7 * 7)
         counters = [name for name in theirs if name.endswith('num_batches_tracked')]
         assert len(counters) == 6
@@ -66,8 +68,8 @@ def test_names_go_both_ways_exactly(golden):
         assert names == {
             n for n in golden.weights if isinstance(model, SOFTClassifier) or n[:4] not in ('head', 'cls_')
         }
-        assert same(convert_published_soft(theirs), weights)
-        model.load_state_dict(convert_published_soft(theirs))
+        assert same(to_ours(theirs), weights)
+        model.load_state_dict(to_ours(theirs))
 
 
 def test_architectures_are_read_from_our_weights():
@@ -187,7 +189,7 @@ def test_a_download_that_was_cut_is_no_file(theirs, tmp_path, monkeypatch):
         place.mkdir(parents=True)
         (place / 'soft.pth.0123.part').write_bytes(b'what a kill left')
         weights = load(f'{base}/soft.pth')
-    assert same(weights, convert_published_soft(theirs))
+    assert same(weights, to_ours(theirs))
     assert (place / 'soft.pth').is_file()
 
 
@@ -376,7 +378,7 @@ def test_publishing_a_bare_classifier_and_mistakes(theirs, tmp_path):
     card = json.loads((tmp_path / 'soft-tiny.json').read_text())
     assert (card['architecture']['num_classes'], card['architecture']['attn']) == (10, None)
     (file,) = tmp_path.glob('soft-tiny-*.safetensors')
-    assert same(load(file), convert_published_soft(theirs))
+    assert same(load(file), to_ours(theirs))
     for options, message in (
         (dict(part='backbone'), r"soft-tiny\.json' is the card of other weights: choose another --name"),
         (dict(name='a/b'), r"--name is a name without folder and suffix; got 'a/b'"),

@@ -5,22 +5,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mmsoft.layers import (
-    InLineAttention,
-    Landmarks,
-    LinearAttention,
-    LinformerAttention,
-    NystromformerAttention,
-    PerformerAttention,
-    SoftAttention,
-    SoftmaxAttention,
-)
+from mmsoft.layers import SoftmaxAttention
+from mmsoft.models import ATTENTIONS, Place
 
-from .cases import Case, Work, as_task
+from .cases import FUSED, Case, Work, as_task
 
 DIM, HEADS, DEPTH = 384, 12, 12
-RATIO = 4  # landmark window: 49 of 28 x 28 tokens; larger grids keep at most 49
-LOCAL_KERNEL = 5
+# A window of 4 x 4 tokens a landmark: 49 of 28 x 28 tokens; larger grids keep at most 49.
+PLACE = Place(DIM, HEADS, ratio=4, local_kernel=5, grid=(28, 28), layer=0, max_keys=None, landmarks={}, newton={})
 ROOM = 0.8  # of the available memory may be taken by scores
 
 
@@ -35,22 +27,11 @@ class MaterialisedAttention(SoftmaxAttention):
         return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-def _soft(normalize: bool) -> SoftAttention:
-    return SoftAttention(DIM, HEADS, Landmarks(DIM // HEADS, RATIO), LOCAL_KERNEL, normalize=normalize)
-
-
-# One line each, called as attn(x, grid); cases.ATTENTIONS has the names.
-BUILDERS = dict(
-    softmax=lambda: MaterialisedAttention(DIM, HEADS),
-    softmax_sdpa=lambda: SoftmaxAttention(DIM, HEADS),
-    soft=lambda: _soft(normalize=False),
-    soft_pp=lambda: _soft(normalize=True),
-    linformer=lambda: LinformerAttention(DIM, HEADS, 28),
-    performer=lambda: PerformerAttention(DIM, HEADS),
-    nystromformer=lambda: NystromformerAttention(DIM, HEADS, Landmarks(DIM // HEADS, RATIO, sampling='avg_pool')),
-    linear=lambda: LinearAttention(DIM, HEADS),
-    inline=lambda: InLineAttention(DIM, HEADS),
-)
+def build_layer(name: str) -> nn.Module:
+    """Called as ``layer(x, grid)``; every attention but softmax with its usual options."""
+    if name == 'softmax':
+        return MaterialisedAttention(DIM, HEADS)
+    return ATTENTIONS['softmax' if name == FUSED else name].build(PLACE)
 
 
 class Layers(nn.Module):
@@ -58,7 +39,7 @@ class Layers(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(BUILDERS[name]() for _ in range(DEPTH))
+        self.layers = nn.ModuleList(build_layer(name) for _ in range(DEPTH))
         self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(DEPTH))
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -6,26 +6,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mmsoft.models import ARCHS, SOFT, InLineCSwin, InLineDeiT, InLinePVT, InLineSwin
-from mmsoft.models.inline_archs import CSWIN_ARCHS, DEIT_ARCHS, PVT_ARCHS, SWIN_ARCHS
+from mmsoft.models import ATTENTIONS, SOFT, Family
+from mmsoft.models.family import for_each_family
 from mmsoft.ops import linear
 from mmsoft.ops.checks import choose
 from mmsoft.versions import require
 
 TASKS = ('forward', 'train')
 PRECISIONS = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)  # the last two by autocast
-SOFTS = {f'{attn}_{arch}': dict(arch=arch, attn=attn) for attn in ('soft', 'soft_pp') for arch in ARCHS}
-INLINES = {
-    f'inline_{family}_{arch}': (model, arch)
-    for family, model, archs in (
-        ('pvt', InLinePVT, PVT_ARCHS),
-        ('swin', InLineSwin, SWIN_ARCHS),
-        ('deit', InLineDeiT, DEIT_ARCHS),
-        ('cswin', InLineCSwin, CSWIN_ARCHS),
-    )
-    for arch in archs
-}
-OURS = (*SOFTS, *INLINES)
+OURS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {}  # every family's, also of those registered later
+
+
+def _add_family(family: Family) -> None:
+    OURS.update({name: (family.backbone, options) for name, options in family.variants.items()})
+
+
+for_each_family(_add_family)
 # mmdet's backbones with their published options
 SWINS = dict(
     swin_tiny=dict(),
@@ -43,36 +39,32 @@ TIMM = dict(
     pvtv2_b2_li='pvt_v2_b2_li',
     pvtv2_b3='pvt_v2_b3',
 )
-BACKBONES = (*OURS, *SWINS, *RESNETS, *TIMM)
 WHOLE = ('retinanet', 'mask_rcnn', 'upernet')
-ATTENTIONS = (  # built in attention.py
-    'softmax',
-    'softmax_sdpa',
-    'soft',
-    'soft_pp',
-    'linformer',
-    'performer',
-    'nystromformer',
-    'linear',
-    'inline',
-)
-# attentions in one small pyramid, see pyramid.py: name -> ``attn`` of SOFT
-PYRAMID_ATTENTIONS = dict(
-    softmax='softmax',
-    softmax_reduced=dict(type='softmax', reduction=True),
-    linformer='linformer',
-    performer='performer',
-    nystromformer='nystromformer',
-    linear=dict(type='linear', kernel='relu'),
-    inline='inline',
-    soft='soft',
-    soft_pp='soft_pp',
-)
+FUSED = 'softmax_sdpa'  # beside 'softmax', which keeps its scores
+# attentions in one small pyramid, see pyramid.py, by ``attn`` of SOFT where that is not their name
+SPECS = dict(softmax_reduced=dict(type='softmax', reduction=True), linear=dict(type='linear', kernel='relu'))
 GEMM = 'gemm'  # torch.mm of matrices (H, W) x (W, H): the machine's peak
 GEMM_CONV = 'gemm_as_convolution'  # the same product as ours are done, see ops.linear
 GEMMS = (GEMM, GEMM_CONV)
 NUM_LANDMARKS = 49
 STRIDE = 4  # of the tokens that images are counted in
+
+
+def backbones() -> tuple[str, ...]:
+    return (*OURS, *SWINS, *RESNETS, *TIMM)
+
+
+def attentions() -> tuple[str, ...]:
+    """Those that are measured alone, see attention.py."""
+    return ('softmax', FUSED, *(name for name in ATTENTIONS if name != 'softmax'))
+
+
+def pyramid_attentions() -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*ATTENTIONS, *SPECS]))
+
+
+def is_soft(name: str) -> bool:
+    return name in OURS and issubclass(OURS[name][0], SOFT)
 
 
 class Case(NamedTuple):
@@ -138,17 +130,17 @@ def check_case(case: Case) -> None:
     if case.device == 'cuda' and not torch.cuda.is_available():
         raise ValueError("device 'cuda': torch finds no CUDA GPU here; measure with 'cpu'")
     if case.family == 'attention':
-        choose('attention', case.part, ATTENTIONS)
+        choose('attention', case.part, attentions())
     elif case.family == 'pyramid':
-        choose('pyramid', case.part, PYRAMID_ATTENTIONS)
+        choose('pyramid', case.part, pyramid_attentions())
     elif case.family and case.family not in WHOLE:
         known = ', '.join(('attention', 'pyramid', *WHOLE))
         raise ValueError(f'model {case.model!r} is unknown; before the colon comes one of {known}')
-    elif case.model not in GEMMS and case.part not in BACKBONES:
-        known = ', '.join(BACKBONES)
+    elif case.model not in GEMMS and case.part not in backbones():
+        known = ', '.join(backbones())
         raise ValueError(
             f'backbone {case.part!r} is unknown; choose one of {known}, a whole model of it '
-            f'({", ".join(f"{name}:{BACKBONES[0]}" for name in WHOLE)}), or attention:<{"|".join(ATTENTIONS)}>'
+            f'({", ".join(f"{name}:{backbones()[0]}" for name in WHOLE)}), or attention:<{"|".join(attentions())}>'
         )
     _check_options(case)
 
@@ -157,7 +149,7 @@ def _check_options(case: Case) -> None:
     part = case.family in ('attention', 'pyramid')
     if case.with_cp and (case.task != 'train' or part or case.part in TIMM):
         raise ValueError(f'with_cp saves memory in training steps of {", ".join([*SWINS, *RESNETS])} and ours only')
-    if case.num_landmarks != NUM_LANDMARKS and (case.part not in SOFTS or part):
+    if case.num_landmarks != NUM_LANDMARKS and (part or not is_soft(case.part)):
         raise ValueError(f'num_landmarks is an option of SOFT, which {case.model} is not')
 
 
@@ -195,11 +187,12 @@ def build_backbone(case: Case) -> nn.Module:
     Convolutional peers run with channels last, which suits them as well or better.
     """
     name = case.part
-    if name in SOFTS:
-        return SOFT(**SOFTS[name], with_cp=case.with_cp, num_landmarks=case.num_landmarks)
-    if name in INLINES:
-        model, arch = INLINES[name]
-        return model(arch, with_cp=case.with_cp)
+    if name in OURS:
+        backbone, options = OURS[name]
+        asked = dict(with_cp=True) if case.with_cp else {}
+        if case.num_landmarks != NUM_LANDMARKS:
+            asked['num_landmarks'] = case.num_landmarks
+        return backbone(**options, **asked)
     if name in TIMM:
         require('timm')
         import timm

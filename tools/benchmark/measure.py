@@ -7,6 +7,7 @@ Peak memory comes from further processes, after the rounds.
 import contextlib
 import ctypes
 import gc
+import importlib
 import math
 import multiprocessing
 import signal
@@ -32,12 +33,16 @@ NO_MEMORY = 'peak memory was not measured: that needs CUDA, or a Linux that lets
 
 
 class Options(NamedTuple):
-    """How to measure: times in so many rounds, peak memory as the median of so many processes."""
+    """How to measure: times in so many rounds, peak memory as the median of so many processes.
+
+    ``imports`` are modules that register attentions or families, for these processes as well.
+    """
 
     rounds: int = 9
     threads: int = 2
     memory: bool = True
     memory_samples: int = 1
+    imports: tuple[str, ...] = ()
 
 
 class Group(NamedTuple):
@@ -68,7 +73,7 @@ class Worker:
         self.record = record
         context = multiprocessing.get_context('spawn')
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, record.case, options.threads))
+        self.process = context.Process(target=_serve, args=(theirs, record.case, options))
         self.process.start()
         theirs.close()
 
@@ -141,14 +146,16 @@ def _weigh(record: Record, options: Options) -> None:
             worker.close()
 
 
-def _serve(pipe: Connection, case: Case, threads: int) -> None:
+def _serve(pipe: Connection, case: Case, options: Options) -> None:
     """Answer requests, each by (answer, failure), until the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to handle
     with contextlib.suppress(OSError):
         Path('/proc/self/oom_score_adj').write_text('1000')  # where memory ends, this goes first
     warnings.simplefilter('ignore')
     warnings.filterwarnings('error', message='.*autocast.*not supported')  # it would run in fp32
-    torch.set_num_threads(threads)
+    torch.set_num_threads(options.threads)
+    for name in options.imports:
+        importlib.import_module(name)
     runs = _Runs(case)
     with contextlib.suppress(EOFError, OSError):
         while True:

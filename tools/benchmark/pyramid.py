@@ -7,7 +7,7 @@ import torch
 
 from mmsoft.models import SOFT, SOFTClassifier
 
-from .cases import NUM_LANDMARKS, PYRAMID_ATTENTIONS, Case, Work, as_task
+from .cases import NUM_LANDMARKS, SPECS, Case, Work, as_task
 
 ARCH = dict(dims=(32, 64, 160, 256), heads=(1, 2, 5, 8), depths=(1, 1, 2, 1))
 DENSE_SIDE = 384  # larger images are those of detectors, which have no class token and no head
@@ -15,8 +15,7 @@ DENSE_SIDE = 384  # larger images are those of detectors, which have no class to
 
 def attention_at(name: str, size: tuple[int, int]) -> dict[str, Any]:
     """The ``attn`` option by this name; Linformer mixes as many keys as there are landmarks at this image size."""
-    spec = PYRAMID_ATTENTIONS[name]
-    spec = dict(type=spec) if isinstance(spec, str) else dict(spec)
+    spec = dict(SPECS.get(name, dict(type=name)))
     if spec['type'] == 'linformer':
         spec['num_mixtures'] = min(math.ceil(size[0] / 32) * math.ceil(size[1] / 32), NUM_LANDMARKS)
     return spec

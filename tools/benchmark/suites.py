@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from .cases import ATTENTIONS, GEMM, GEMMS, OURS, SOFTS, WHOLE, Case
+from .cases import FUSED, GEMM, GEMMS, OURS, WHOLE, Case, attentions, is_soft
 from .measure import Group
 
 OWN, PEER = 'soft_pp_small', 'swin_tiny'
@@ -101,7 +101,7 @@ def attention() -> list[Group]:
     """
     groups = []
     for p in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64):
-        names = [name for name in ATTENTIONS if name != 'softmax_sdpa' or p <= 16]
+        names = [name for name in attentions() if name != FUSED or p <= 16]
         cases = tuple(Case(f'attention:{name}', (28, 28 * p)) for name in names)
         groups.append(Group(f'attention p={p}', cases, rounds=3))
     return groups
@@ -128,7 +128,7 @@ def selection(
     parts = [name.rpartition(':')[2] for name in names]
     if with_cp and not set(parts) & set(OURS):
         raise ValueError('--with-cp is for our backbones, of which --models has none')
-    if published_landmarks and not set(parts) & set(SOFTS):
+    if published_landmarks and not any(map(is_soft, parts)):
         raise ValueError('--published-landmarks is for SOFT backbones, of which --models has none')
     groups = []
     for size in sizes:
@@ -140,7 +140,7 @@ def selection(
                     cases.append(case)
                     if compiled:
                         cases.append(case._replace(compiled=True))
-                    if published_landmarks and part in SOFTS:
+                    if published_landmarks and is_soft(part):
                         cases.append(case._replace(num_landmarks=None))
                     if with_cp and part in OURS and task == 'train':
                         cases.append(case._replace(with_cp=True))

@@ -29,6 +29,7 @@ from mmsoft.engine import demo
 from mmsoft.engine.config import load_config
 from mmsoft.engine.predict import load_model
 from mmsoft.engine.training import TOP1, evaluate
+from mmsoft.models import ATTENTIONS
 
 from .claims import FACTORS, measure_claims, merge_claims
 from .once import once, train_once
@@ -36,17 +37,8 @@ from .plots import plot_attention_study
 from .tables import spread
 
 TASKS = dict(classification=TOP1, detection='coco/bbox_mAP')
-TITLES = dict(
-    softmax='softmax',
-    softmax_reduced="softmax, PVT's spatial reduction",
-    linformer='Linformer',
-    performer='Performer',
-    nystromformer='Nyströmformer',
-    linear='linear, ReLU',
-    inline='InLine',
-    soft='SOFT',
-    soft_pp='SOFT++',
-)
+TITLES = {name: row.title for name, row in ATTENTIONS.items()}
+TITLES |= dict(softmax_reduced="softmax, PVT's spatial reduction", linear='linear, ReLU')
 NECK = 64  # channels of the neck and heads: the pyramid is what is compared
 EPOCHS = dict(classification=2, detection=4)
 COST_SIZE, BATCH = (224, 224), 8
@@ -179,7 +171,7 @@ def _costs(work_dir: Path, names: Sequence[str], options: Options, say: Callable
 
 
 def study_table(result: Result) -> str:
-    """Markdown: a row an attention, in the order of the paper's Table 2."""
+    """Markdown: a row an attention, with the columns of the paper's Table 2."""
     costs = costs_of(result)
     heads = ['attention', 'parameters', 'multiply-adds', 'memory, training / inference']
     heads.append('images a second, training / inference')

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-
 from mmsoft.checkpoints.writing import whole_file
+
 from mmsoft.engine.runner import latest_checkpoint
 from mmsoft.engine.training import train
 

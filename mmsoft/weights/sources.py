@@ -105,8 +105,9 @@ def _hub_file(source: str | Path) -> tuple[str, str] | None:
             raise CheckpointError(f'{text!r} is no hub id: it is hf-hub:owner/repo or hf-hub:owner/repo/file')
         return match[1], match[2] or HUB_FILE
     match = _HUB_ID.fullmatch(text)
-    bare = isinstance(source, str) and match and not match[2] and not text.endswith(SUFFIXES)
-    return (match[1], HUB_FILE) if bare and not Path(text).exists() else None
+    if isinstance(source, str) and match and not match[2] and not text.endswith(SUFFIXES) and not Path(text).exists():
+        return match[1], HUB_FILE
+    return None
 
 
 def _fetch_from_hub(source: str, repository: str, name: str) -> Path:

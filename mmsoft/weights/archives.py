@@ -47,10 +47,15 @@ class _Storage:
 
 def read_archive(path: Path) -> Any:
     """The object in a file of ``torch.save``, if it is made of plain data and tensors; a CheckpointError otherwise."""
+    read = _read_zip if is_zip(path) else _read_legacy
     with path.open('rb') as file:
-        start = file.read(4)
-        file.seek(0)
-        return _read_zip(file) if start == b'PK\x03\x04' else _read_legacy(file)
+        return read(file)
+
+
+def is_zip(path: Path) -> bool:
+    """As torch decides it; zipfile looks for an archive anywhere in a file."""
+    with path.open('rb') as file:
+        return file.read(4) == b'PK\x03\x04'
 
 
 def check_crc(path: Path) -> None:
@@ -76,7 +81,7 @@ def check_entries(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
         raise ValueError('the entries of its archive are larger than the file')
     if not any(entry.CRC for entry in entries.values()):
         for entry in entries.values():
-            entry.CRC = None  # torch.serialization.set_crc32_options(False) writes none
+            entry.CRC = None  # pyright: ignore[reportAttributeAccessIssue] # torch.serialization.set_crc32_options(False) writes none
     return entries
 
 
@@ -106,7 +111,7 @@ def _read_zip(file: BinaryIO) -> Any:
 
 
 def _read_into(target: Tensor, file: Any) -> None:
-    view = memoryview(target.numpy())
+    view = memoryview(target.numpy())  # pyright: ignore[reportArgumentType]
     while view:
         count = file.readinto(view[:_CHUNK])
         if not count:

@@ -1,7 +1,6 @@
 """Reading checkpoint files: tensors only, no code from the file is ever run."""
 
 import logging
-import zipfile
 from collections.abc import Mapping
 from functools import cache
 from math import prod
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from mmsoft.versions import StackError, require
 
-from .archives import check_crc, read_archive
+from .archives import check_crc, is_zip, read_archive
 from .messages import CheckpointError, announce
 from .sources import locate
 from .writing import DIGEST, digest_of
@@ -56,7 +55,7 @@ def _read(path: Path, trust: bool) -> Any:
     if path.suffix == '.safetensors':
         return _read_safetensors(path)
     if trust:
-        if zipfile.is_zipfile(path):  # older files have no CRC
+        if is_zip(path):  # older files have no CRC
             check_crc(path)
         return torch.load(path, map_location='cpu', weights_only=False)
     return read_archive(path)

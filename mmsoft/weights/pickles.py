@@ -63,7 +63,7 @@ class Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, stream: Stream) -> Any:
-        for opcode, argument, _ in pickletools.genops(stream):
+        for opcode, argument, _ in pickletools.genops(stream):  # pyright: ignore[reportArgumentType]
             name = opcode.name
             if name in _COSTS:
                 self.charge(_COSTS[name])
@@ -163,7 +163,7 @@ class Machine:
         state, target = self.stack.pop(), self.stack[-1]
         if type(target) is OrderedDict and type(state) is dict:
             if '_metadata' in state:  # versions of modules, which MMEngine reads
-                target._metadata = state['_metadata']
+                target._metadata = state['_metadata']  # pyright: ignore[reportAttributeAccessIssue]
         elif isinstance(target, np.dtype):
             _check_dtype(state)
         elif type(target) is np.ndarray:
@@ -341,7 +341,7 @@ def _fill(target: np.ndarray, state: Any, charge: Callable[[int], None]) -> None
     _, shape, kind, fortran, content = state
     _check_array(shape, kind, content)
     charge(len(content))
-    target.__setstate__((1, shape, kind, bool(fortran), _numbers(content)))
+    target.__setstate__((1, shape, kind, bool(fortran), _numbers(content)))  # pyright: ignore[reportArgumentType]
 
 
 def _from_buffer(content: Any, kind: Any, shape: Any, order: Any) -> np.ndarray:

@@ -35,7 +35,7 @@ def known_meta(meta: Any) -> dict[str, Any]:
                 'start from its weights with --cfg-options load_from=<file>'
             )
     for name, kind in KNOWN.items():
-        if name in meta and not (isinstance(meta[name], kind) and is_plain(meta[name])):
+        if name in meta and not (isinstance(meta[name], kind) and is_plain(meta[name])):  # pyright: ignore[reportArgumentType]
             raise CheckpointError(
                 f'this checkpoint cannot be resumed: its meta.{name} is not made of plain values '
                 f'(a {type(meta[name]).__name__}); start from its weights with --cfg-options load_from=<file>'

@@ -1,0 +1,134 @@
+"""Runners of a config as it is written: around its loaders, model and hooks they build what every run needs."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import ConfigDict
+from mmengine.device import get_device
+from mmengine.hooks import Hook
+from mmengine.runner import BaseLoop
+from torch import nn
+from torch.utils.data import DataLoader
+
+from mmsoft.datasets.layout import leaf_datasets
+
+from .config import trust_pretrained, without_pretrained
+from .hooks import AverageLosses, ReportFaults, SeedEachIteration, StopAtInvalidLoss
+from .parts import kind_of, pipelines
+from .runner import Runner
+from .saving import MakeUpValidation, SaveAnywhere
+from .tasks import task_of
+from .watching import TellPlace
+
+
+class GuardedRunner(Runner):
+    """A file that cannot be read goes on record and ends nothing; weights that are about to be replaced are not loaded.
+
+    The config stays as it is written, and so do its copies in the work directory and in checkpoints.
+    """
+
+    faults = 'faults.jsonl'  # in the work directory: files that could not be read
+
+    @property
+    def record(self) -> str:
+        return str(Path(self.cfg.work_dir, self.faults))
+
+    def build_dataloader(
+        self, dataloader: DataLoader | Mapping, seed: int | None = None, diff_rank_seed: bool = False
+    ) -> DataLoader:
+        loader = self.guard(dataloader) if isinstance(dataloader, Mapping) else dataloader
+        return super().build_dataloader(loader, seed, diff_rank_seed)
+
+    def guard(self, loader: Mapping, training: bool = False) -> ConfigDict:
+        """With loading steps that keep the record, and without options that have no effect here."""
+        loader = read_safely(loader, self.record, training, task_of(self.cfg).label_count(self.cfg))
+        if not loader.get('num_workers'):
+            loader.persistent_workers = False
+        if get_device() == 'cpu':
+            loader.pop('pin_memory', None)
+        return loader
+
+    def build_model(self, model: nn.Module | Mapping) -> nn.Module:
+        if isinstance(model, Mapping):
+            cfg = ConfigDict(model=copy.deepcopy(model))
+            if self.gets_weights():
+                without_pretrained(cfg)
+            if self.cfg.get('trust_checkpoint'):
+                trust_pretrained(cfg)
+            model = cfg.model
+        return super().build_model(model)
+
+    def gets_weights(self) -> bool:
+        """Whether a checkpoint follows, so that the model need not load pretrained weights."""
+        return bool(self._resume or self._load_from)
+
+    def register_hooks(self, default_hooks: dict | None = None, custom_hooks: list | None = None) -> None:
+        """The config's, and each of ours of which the config has none."""
+        super().register_hooks(default_hooks, custom_hooks)
+        for hook in self.own_hooks():
+            if not any(type(other) is type(hook) for other in self.hooks):
+                self.register_hook(hook)
+
+    def own_hooks(self) -> list[Hook]:
+        return [ReportFaults(self.record)]
+
+
+class EvaluationRunner(GuardedRunner):
+    """Tests a checkpoint, with metrics of its own."""
+
+    faults = 'test_faults.jsonl'
+
+    def evaluate_with(self, metrics: list[Mapping]) -> None:
+        self._test_evaluator = metrics
+
+    def begin_anew(self, loader: Mapping) -> None:
+        """The next test is on this data."""
+        self._test_dataloader, self._test_loop = loader, self.cfg.test_cfg
+
+    def gets_weights(self) -> bool:
+        return True
+
+
+class TrainingRunner(GuardedRunner):
+    """Random numbers depend on the run's seed and a place in the run; any iteration can be the last.
+
+    ``cfg.save_every`` is a time or a number of iterations between checkpoints besides those of the config.
+    """
+
+    def build_train_loop(self, loop: BaseLoop | dict) -> BaseLoop:
+        """Augmentations depend on a sample's place in the run, not on workers and interruptions."""
+        if isinstance(self._train_dataloader, Mapping):
+            loader = self.guard(self._train_dataloader, training=True)
+            loader.sampler = dict(type='mmsoft.SeededSampler', sampler=loader.sampler)
+            loader.dataset = dict(type='mmsoft.SeededDataset', dataset=loader.dataset)
+            diff_rank_seed = self._randomness_cfg.get('diff_rank_seed', False)
+            self._train_dataloader = Runner.build_dataloader(loader, self.seed, diff_rank_seed)
+        return super().build_train_loop(loop)
+
+    def register_hook(self, hook: Hook | dict, priority: Any = None) -> None:
+        """The checkpoint hook removes an old file once the new one is written."""
+        if isinstance(hook, Mapping) and kind_of(hook) == 'CheckpointHook':
+            hook = dict(hook, type='mmsoft.LastingCheckpointHook')
+        super().register_hook(hook, priority)
+
+    def own_hooks(self) -> list[Hook]:
+        ours = [SeedEachIteration(), AverageLosses(), StopAtInvalidLoss(), MakeUpValidation(), TellPlace()]
+        return [*super().own_hooks(), *ours, SaveAnywhere(self.cfg.get('save_every'))]
+
+
+def read_safely(
+    loader: Mapping, record: str | Path, training: bool = False, num_classes: int | None = None
+) -> ConfigDict:
+    """A copy whose loading steps are wrapped in ``mmsoft.ReadSafely``, which keeps the record; class folders do so."""
+    loader = ConfigDict(copy.deepcopy(dict(loader)))
+    for leaf in leaf_datasets(loader.dataset):
+        if kind_of(leaf) == 'ClassFolders':
+            leaf.record = str(record)
+    options = dict(record=str(record), training=training, num_classes=num_classes)
+    for pipeline in pipelines(loader.dataset):
+        for index, step in enumerate(pipeline):
+            if kind_of(step) in ('LoadImageFromFile', 'LoadAnnotations'):
+                pipeline[index] = ConfigDict(type='mmsoft.ReadSafely', loader=step, **options)
+    return loader

@@ -1,0 +1,100 @@
+"""Convolutions whose stride is their window, and convolutions that BatchNorm and ReLU follow."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .dispatch import eager_cpu, is_graph, is_watched, not_plain, operator
+
+# On smaller maps it costs more to scale the weights than the output.
+FOLDED_PIXELS = 4096
+
+
+def window_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Slow reference of :func:`window_conv` in float64: one window at a time."""
+    weight = weight.double()
+    rh, rw = weight.shape[2:]
+    windows = [
+        [(x[:, None, :, i : i + rh, j : j + rw].double() * weight).sum((2, 3, 4)) for j in _starts(x.shape[3], rw)]
+        for i in _starts(x.shape[2], rh)
+    ]
+    y = torch.stack([torch.stack(row, -1) for row in windows], -2)
+    return y if bias is None else y + bias.double()[:, None, None]
+
+
+def _starts(size: int, window: int) -> range:
+    return range(0, size - window + 1, window)
+
+
+@operator(window_conv_reference, example=lambda random: (random(2, 4, 9, 7), random(6, 4, 2, 3), random(6)))
+def window_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A convolution with stride = window, unpadded: x (B, C, H, W), weight (K, C, rh, rw) -> (B, K, H // rh, W // rw).
+
+    It is computed as the product of all windows with the weight. oneDNN is wrong by 100 % in such convolutions in
+    bfloat16 on CPUs with AMX where the channels are fewer than 32 and the stride is 4 or more (torch 2.6 and 2.12); the
+    product is right everywhere.
+    """
+    rh, rw = weight.shape[2:]
+    gh, gw = x.shape[-2] // rh, x.shape[-1] // rw
+    windows = x[..., : gh * rh, : gw * rw].unflatten(-1, (gw, rw)).unflatten(-3, (gh, rh))  # (B, C, gh, rh, gw, rw)
+    windows = windows.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, gh, gw, C * rh * rw)
+    return F.linear(windows, weight.flatten(1), bias).permute(0, 3, 1, 2)
+
+
+def _against_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
+    return None if is_graph() else 'outside of graphs the product is as fast'
+
+
+@window_conv.also('graph', _against_convolution)
+def _window_conv_graph(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Graphs keep the convolution: torch.compile takes minutes for the product's sizes where these are symbols."""
+    return F.conv2d(x, weight, bias, stride=weight.shape[2:])
+
+
+@operator()
+def conv_unit(x: Tensor, unit: nn.Sequential) -> Tensor:
+    """What the parts of ``unit`` make of x (B, C, H, W) in turn: convolution, BatchNorm, ReLU or what replaces them."""
+    for part in unit:
+        x = part(x)
+    return x
+
+
+@conv_unit.also('cpu', eager_cpu)
+def _conv_unit_cpu(x: Tensor, unit: nn.Sequential) -> Tensor:
+    """On a map smaller than the weights, torch would bring these to its layout, at more than the convolution's cost."""
+    weight = getattr(unit[0], 'weight', None)
+    if isinstance(weight, Tensor) and weight.numel() > x.numel():
+        x = x.contiguous()
+    for part in unit:
+        x = part(x)
+    return x
+
+
+def _against_folding(x: Tensor, unit: nn.Sequential) -> str | None:
+    """Folding asks for what was built, a fixed map: others may have put in, or hung on, something else."""
+    if reason := eager_cpu(x):
+        return reason
+    if x.shape[-2] * x.shape[-1] <= FOLDED_PIXELS:
+        return f'the map has at most {FOLDED_PIXELS} pixels'
+    if [type(part) for part in unit] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]:
+        return 'the unit is not Conv2d, BatchNorm2d, ReLU'
+    conv, norm, _ = unit
+    if norm.training:
+        return 'BatchNorm is in training'
+    if any(part is None for part in (conv.bias, norm.weight, norm.running_var)):
+        return 'the unit lacks a bias, a scale or statistics'
+    if conv.weight.dtype != torch.float32:
+        return 'weights are not float32'
+    return not_plain(x, conv.weight) or ('hooks hang on the unit' if is_watched(unit) else None)
+
+
+@conv_unit.also('cpu', _against_folding)
+def _conv_unit_folded(x: Tensor, unit: nn.Sequential) -> Tensor:
+    """In evaluation BatchNorm is a scale and a shift, which the convolution takes in: one pass less."""
+    conv, norm = unit[0], unit[1]
+    if conv.weight.numel() > x.numel():
+        x = x.contiguous()
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    weight = conv.weight * scale.view(-1, 1, 1, 1)
+    bias = norm.bias + (conv.bias - norm.running_mean) * scale
+    return F.conv2d(x, weight, bias, conv.stride, conv.padding).relu_()

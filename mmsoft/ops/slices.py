@@ -1,0 +1,59 @@
+"""What treats every token by itself, run over slices of them and computed again in backward where that pays."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .dispatch import eager_cpu, is_watched, operator
+
+Function = Callable[..., Tensor]
+
+# On a CPU slices have this many hidden values (8 MiB in float32), which stay in its cache: faster on large maps, and
+# the hidden map never exists whole.
+HIDDEN_SLICE = 2**21
+
+
+@operator()
+def token_wise(
+    x: Tensor, *others: Tensor, function: Function, module: nn.Module, hidden: int, recompute: bool | None = None
+) -> Tensor:
+    """``function(x, *others)`` of tokens (..., C), each mapped by itself to C values: a method of ``module``.
+
+    ``hidden`` is how many values it makes of a token on the way. ``recompute``: backward computes these again, or keeps
+    them; None computes again on CPUs, which slices make cheaper than to fetch them from memory.
+    """
+    return _run(function, (x, *others), bool(recompute))
+
+
+def _against_slices(
+    x: Tensor, *others: Tensor, function: Function, module: nn.Module, hidden: int, recompute: bool | None = None
+) -> str | None:
+    return eager_cpu(x) or ('hooks hang on the module, which are shown no slices' if is_watched(module) else None)
+
+
+@token_wise.also('cpu', _against_slices)
+def _token_wise_cpu(
+    x: Tensor, *others: Tensor, function: Function, module: nn.Module, hidden: int, recompute: bool | None = None
+) -> Tensor:
+    tokens = [t.flatten(0, -2) for t in (x, *others)]
+    length = max(HIDDEN_SLICE // hidden, 1)
+    count = len(tokens[0])
+    if count <= length:
+        return _run(function, tokens, recompute is not False).view(x.shape)
+    slices = zip(*(t.split(length) for t in tokens), strict=True)
+    if torch.is_grad_enabled():
+        return torch.cat([_run(function, part, recompute is not False) for part in slices]).view(x.shape)
+    y = None  # filled slice by slice: what is not kept for backward need not exist twice
+    for start, part in zip(range(0, count, length), slices, strict=True):
+        result = function(*part)
+        y = result.new_empty(tokens[0].shape) if y is None else y
+        y[start : start + length] = result
+    return y.view(x.shape)
+
+
+def _run(function: Function, tensors: Iterable[Tensor], recompute: bool) -> Tensor:
+    if recompute and torch.is_grad_enabled():
+        return checkpoint(function, *tensors, use_reentrant=False)
+    return function(*tensors)

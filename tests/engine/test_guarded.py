@@ -1,0 +1,51 @@
+"""The config stays as it is written; what a run needs besides is built around it."""
+
+from mmengine.config import Config
+from mmengine.hooks import CheckpointHook
+from small_runs import dump, small_config
+
+from mmsoft.checkpoints import read_checkpoint
+from mmsoft.engine.config import load_config
+from mmsoft.engine.guarded import EvaluationRunner, TrainingRunner
+from mmsoft.engine.hooks import LastingCheckpointHook, ReportFaults, SeedEachIteration, StopAtInvalidLoss
+from mmsoft.engine.training import evaluate, train
+
+OF_THE_COMMAND = ('launcher', 'work_dir', 'resume', 'load_from', 'randomness')
+OF_OURS = ('trust_checkpoint', 'resume_anyway', 'save_every')
+
+
+def test_what_is_kept_is_what_was_written_and_asked_for(tmp_path):
+    cfg = small_config('retinanet', tmp_path / 'data', train=2, epochs=1)
+    cfg.sync_bn, cfg.train_dataloader.pin_memory = 'torch', True  # without effect on a CPU
+    cfg.train_dataloader.persistent_workers = True  # without effect where there are no workers
+    file, folder = dump(cfg, tmp_path), str(tmp_path / 'run')
+    written = load_config(file).to_dict()
+    train(load_config(file), work_dir=folder, seed=3, save_every='500it')
+    asked = dict(work_dir=folder, save_every='500it', randomness=dict(seed=3))
+    texts = [
+        (tmp_path / 'run' / 'small.py').read_text(),
+        read_checkpoint(tmp_path / 'run' / 'epoch_1.pth')['meta']['cfg'],
+    ]
+    for text in texts:
+        kept = Config.fromstring(text, '.py').to_dict()
+        changed = {key for key in {*kept, *written} if kept.get(key, ...) != written.get(key, ...)}
+        assert changed <= {*OF_THE_COMMAND, *OF_OURS}
+        assert {key: kept[key] for key in asked} == asked
+    evaluate(load_config(file), f'{folder}/epoch_1.pth', work_dir=str(tmp_path / 'test'), out=str(tmp_path / 'all.pkl'))
+    tested = Config.fromfile(tmp_path / 'test' / 'small.py').to_dict()
+    changed = {key for key in {*tested, *written} if tested.get(key, ...) != written.get(key, ...)}
+    assert changed <= {*OF_THE_COMMAND, *OF_OURS}
+
+
+def test_a_config_may_bring_hooks_of_its_own_in_place_of_ours(tmp_path):
+    cfg = small_config('retinanet', tmp_path / 'data', train=2)
+    cfg.custom_hooks = [dict(type='mmsoft.StopAtInvalidLoss', interval=7)]
+    cfg.work_dir = str(tmp_path / 'run')
+    hooks = TrainingRunner.from_cfg(cfg).hooks
+    assert [hook.interval for hook in hooks if isinstance(hook, StopAtInvalidLoss)] == [7]
+    assert [type(hook) for hook in hooks if isinstance(hook, CheckpointHook)] == [LastingCheckpointHook]
+    assert sum(isinstance(hook, SeedEachIteration) for hook in hooks) == 1
+    hooks = EvaluationRunner.from_cfg(cfg).hooks
+    (report,) = (hook for hook in hooks if isinstance(hook, ReportFaults))
+    assert report.record == str(tmp_path / 'run' / 'test_faults.jsonl')
+    assert not any(isinstance(hook, SeedEachIteration) for hook in hooks)

@@ -1,0 +1,158 @@
+"""Projections are modules that others may wrap, replace, quantise or watch: peft, torchao, hooks."""
+
+import copy
+
+import peft
+import pytest
+import torch
+from backbones import CASES
+from helpers import relative_error
+from torch import nn
+from torchao import quantization
+
+from mmsoft.layers import Mlp, SoftAttention
+
+# Both kinds of attention of SOFT, with and without keys of their own; InLine beside shifted windows.
+MODELS = [('soft_pp', {}), ('soft_pp', dict(attn=dict(type='soft', symmetric=False))), ('inline_swin', {})]
+PROJECTIONS = ['q', 'k', 'v', 'kv', 'qkv', 'proj', 'fc1', 'fc2']
+models = pytest.mark.parametrize(('name', 'options'), MODELS, ids=str)
+
+
+def classifier(name, options):
+    torch.manual_seed(0)
+    return CASES[name].classify(num_classes=5, **options).eval()
+
+
+def with_lora(model, **options):
+    # patch embeddings of Swin are convolutions called proj
+    linears = [n for n, m in model.named_modules() if n.rpartition('.')[2] in PROJECTIONS and isinstance(m, nn.Linear)]
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=3, target_modules=linears, init_lora_weights=False, **options)
+    return peft.get_peft_model(model, config), len(linears)
+
+
+@models
+def test_every_lora_adapter_takes_part_and_merges(name, options):
+    x = torch.randn(2, 3, 130, 170)
+    model = classifier(name, options)
+    plain = model(x)
+    adapted, count = with_lora(model)
+    found = adapted(x)
+    assert relative_error(found, plain) > 1e-2
+    (found * torch.randn_like(found)).sum().backward()
+    trained = {n: p.grad for n, p in adapted.named_parameters() if p.requires_grad}
+    assert len(trained) == 2 * count
+    for parameter, gradient in trained.items():
+        assert gradient is not None, parameter
+        assert gradient.abs().max() > 0, parameter
+    with torch.no_grad():
+        assert relative_error(adapted(x), found) < 1e-4  # in slices
+    merged = adapted.merge_and_unload()
+    assert not any('lora' in n for n, _ in merged.named_modules())
+    assert relative_error(merged(x), found) < 1e-4
+
+
+@pytest.mark.parametrize('slice_size', [2**21, 1000])
+def test_dropout_of_an_adapter_is_the_same_when_the_hidden_map_is_computed_again(slice_size, monkeypatch):
+    monkeypatch.setattr('mmsoft.ops.slices.HIDDEN_SLICE', slice_size)
+    adapted, _ = with_lora(nn.ModuleList([Mlp(16, 64, recompute=True)]), lora_dropout=0.5)
+    mlp = adapted.base_model.model[0].train()
+    x = torch.randn(1, 300, 16)
+    # the sum is of fc2(...), so the gradient of fc2's adapter holds the mask of fc1's: a central difference sees both
+    weight = mlp.fc1.lora_A['default'].weight
+    losses = []
+    for step in (0, 1e-2, -1e-2):
+        torch.manual_seed(2)
+        with torch.no_grad():
+            weight[0, 0] += step
+        loss = mlp(x).square().mean()
+        if not step:
+            (slope,) = torch.autograd.grad(loss, weight)
+        losses.append(loss.item())
+        with torch.no_grad():
+            weight[0, 0] -= step
+    assert (losses[1] - losses[2]) / 2e-2 == pytest.approx(slope[0, 0].item(), rel=0.02)
+
+
+@models
+def test_int8_weights_are_used(name, options):
+    x = torch.randn(2, 3, 130, 170)
+    model = classifier(name, options)
+    with torch.no_grad():
+        plain = model(x)
+        quantization.quantize_(model, quantization.Int8DynamicActivationInt8WeightConfig())
+        linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        assert len(linears) > 20
+        assert all(type(m.weight) is not nn.Parameter for m in linears)
+        error = relative_error(model(x), plain)
+        assert 1e-5 < error < 0.1
+        copied = copy.deepcopy(model)
+        for module in copied.modules():  # a weight that is not looked at would change nothing
+            if isinstance(module, nn.Linear) and module.out_features != 5:
+                module.weight = nn.Parameter(torch.zeros(module.weight.shape))
+        assert relative_error(copied(x), plain) > 0.1
+
+
+@models
+def test_hooks_see_every_projection_once_and_whole(name, options):
+    x = torch.randn(2, 3, 130, 170)
+    model, seen = classifier(name, options), {}
+    for part, module in model.named_modules():
+        if part.rpartition('.')[2] in PROJECTIONS and isinstance(module, nn.Linear):
+            seen[part] = []
+            module.register_forward_hook(lambda _, inputs, output, part=part: seen[part].append(output.shape))
+    unwatched = classifier(name, options)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            assert relative_error(model(x), unwatched(x)) < 1e-5
+        assert all(len(shapes) == 1 for shapes in seen.values()), seen
+        assert all(shapes[0].numel() // shapes[0][-1] >= 2 * 6 * 5 for shapes in seen.values())  # stage 4's tokens
+        for shapes in seen.values():
+            shapes.clear()
+
+
+def test_what_a_hook_puts_in_place_of_queries_is_attended():
+    layer = next(m for m in classifier('soft_pp', {}).modules() if isinstance(m, SoftAttention))
+    tokens = torch.randn(1, 8 * 12, 16)
+    before = layer(tokens, (8, 12))
+    layer.q.register_forward_hook(lambda *args: torch.zeros_like(args[2]))
+    assert relative_error(layer(tokens, (8, 12)), before) > 1e-2
+
+
+@pytest.mark.parametrize('slice_size', [2**21, 1000])
+@pytest.mark.parametrize(
+    ('recompute', 'device', 'kept'),
+    [(None, 'cpu', False), (None, 'meta', True), (True, 'cpu', False), (True, 'meta', False), (False, 'cpu', True)],
+)
+def test_backward_keeps_the_hidden_map_as_the_option_says(recompute, device, kept, slice_size, monkeypatch):
+    monkeypatch.setattr('mmsoft.ops.slices.HIDDEN_SLICE', slice_size)
+    mlp, sizes, gradients = Mlp(16, 64, recompute=recompute).to(device), [], []
+    x = torch.randn(2, 30, 16, device=device)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.shape) or t, lambda t: t):
+        y = mlp(x)
+    assert any(shape[-1] == 64 and len(shape) > 1 and shape[0] != 16 for shape in sizes) == kept
+    y.square().sum().backward()
+    gradients = [p.grad for p in mlp.parameters()]
+    mlp.zero_grad()
+    (mlp.fc2(nn.functional.gelu(mlp.fc1(x)))).square().sum().backward()
+    if device == 'cpu':
+        assert all(relative_error(g, p.grad) < 1e-5 for g, p in zip(gradients, mlp.parameters(), strict=True))
+
+
+def test_a_compiled_mlp_recomputes_without_a_break():
+    mlp, x = Mlp(16, 64, recompute=True), torch.randn(2, 30, 16, requires_grad=True)
+    gradients = [
+        torch.autograd.grad(run(x).square().sum(), [x, *mlp.parameters()])
+        for run in (mlp, torch.compile(mlp, fullgraph=True, backend='aot_eager'))
+    ]
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(*gradients, strict=True))
+    assert relative_error(torch.export.export(mlp, (x,)).module()(x), mlp(x)) < 1e-6
+    traced = torch.jit.trace(mlp, x.detach())
+    assert relative_error(traced(x), mlp(x)) < 1e-6
+
+
+def test_an_mlp_takes_another_linear_layer():
+    mlp = Mlp(16, 64)
+    mlp.fc1 = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 64))  # of low rank
+    mlp(torch.randn(2, 30, 16)).sum().backward()
+    assert all(p.grad.abs().max() > 0 for p in mlp.parameters())
