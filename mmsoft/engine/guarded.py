@@ -117,6 +117,9 @@ class TrainingRunner(GuardedRunner):
         """The checkpoint hook removes an old file once the new one is written."""
         if isinstance(hook, Mapping) and kind_of(hook) == 'CheckpointHook':
             hook = dict(hook, type='mmsoft.LastingCheckpointHook')
+        if isinstance(hook, Mapping) and 'switch_pipeline' in hook:  # of the last epochs
+            options = dict(record=self.record, training=True, num_classes=task_of(self.cfg).label_count(self.cfg))
+            hook = dict(hook, switch_pipeline=[_safe(step, options) for step in hook['switch_pipeline']])
         super().register_hook(hook, priority)
 
     def own_hooks(self) -> list[Hook]:
@@ -134,7 +137,10 @@ def read_safely(
             leaf.record = str(record)
     options = dict(record=str(record), training=training, num_classes=num_classes)
     for pipeline in pipelines(loader.dataset) if isinstance(loader.dataset, Mapping) else ():
-        for index, step in enumerate(pipeline):
-            if kind_of(step) in ('LoadImageFromFile', 'LoadAnnotations'):
-                pipeline[index] = ConfigDict(type='mmsoft.ReadSafely', loader=step, **options)
+        pipeline[:] = [_safe(step, options) for step in pipeline]
     return loader
+
+
+def _safe(step: Mapping, options: Mapping) -> Mapping:
+    loads = kind_of(step) in ('LoadImageFromFile', 'LoadAnnotations')
+    return ConfigDict(type='mmsoft.ReadSafely', loader=step, **options) if loads else step

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.hooks import EMAHook
+from mmengine.config import Config
+from mmengine.hooks import EarlyStoppingHook, EMAHook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from small_runs import ENVIRONMENT, assert_same_state, command, dump, every_iteration, run, small_config
 
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
-from mmsoft.engine.conditions import check_optimizer, check_same, conditions, differences
+from mmsoft.engine.conditions import check_optimizer, check_same, conditions, differences, forgetful
 from mmsoft.engine.resuming import own_files_only
 from mmsoft.engine.runner import Runner, latest_checkpoint
 from mmsoft.engine.saving import collect_for, parse_interval
@@ -120,9 +121,11 @@ def test_innocent_changes_are_none(tmp_path: Path) -> None:
     second.train_cfg.val_interval, second.work_dir = 1, 'elsewhere'
     assert not differences(conditions(first), conditions(second))
     second.train_cfg.max_epochs, second.model.backbone.drop_path_rate = 24, 0.1
+    second.sync_bn = 'torch'
     assert list(differences(conditions(first), conditions(second))) == [
         'model.backbone.drop_path_rate',
         'train_cfg.max_epochs',
+        'sync_bn',
     ]
 
 
@@ -239,6 +242,18 @@ def test_each_process_takes_its_own_statistics_beside_an_average_of_mmengine(tmp
         saved = checkpoint['ema_state_dict']['module.norm.running_mean'][0].item()
         assert found == ([10.0 * rank, 10.0 * rank + 1] if world_size == 2 else [saved, saved])
     assert collect_for(first) == {}
+
+
+def test_what_no_checkpoint_holds_is_found_wherever_it_stands() -> None:
+    mosaic = dict(type='mmdet.CachedMosaic', img_scale=(64, 64))
+    cfg = Config(
+        dict(
+            train_dataloader=dict(dataset=dict(type='Wrapper', dataset=dict(pipeline=[dict(type='Flip'), mosaic]))),
+            default_hooks=dict(stop=dict(type=EarlyStoppingHook)),
+        )
+    )
+    assert forgetful(cfg) == ['CachedMosaic', 'EarlyStoppingHook']
+    assert forgetful(Config(dict(model=dict(type='mmdet.RetinaNet')))) == []
 
 
 def test_only_half_written_checkpoints_are_cleared_away(tmp_path: Path) -> None:
