@@ -385,7 +385,7 @@ def test_publishing_a_bare_classifier_and_mistakes(theirs, tmp_path):
     assert same(load(file), to_ours(theirs))
     for options, message in (
         (dict(part='backbone'), r"soft-tiny\.json' is the card of other weights: choose another --name"),
-        (dict(name='a/b'), r"--name is a name without folder and suffix; got 'a/b'"),
+        (dict(name='a/b'), r"--name is a short name without folder and suffix; got 'a/b'"),
         (dict(name='a.pth'), r"got 'a\.pth'"),
         (dict(metrics=tmp_path / 'none.json'), r"none\.json' cannot be read: .*No such file"),
         (dict(metrics=file), r'cannot be read'),
