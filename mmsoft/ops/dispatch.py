@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
-import torch.fx
 from torch import Tensor, nn
+from torch.fx import _symbolic_trace
+from torch.jit._trace import is_tracing
 
 P = ParamSpec('P')
 R = TypeVar('R')
@@ -76,7 +77,10 @@ class Operator(Generic[P, R]):
 
     def choice(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """The kind that would run; None if one is forced that cannot."""
-        return next((i.kind for i in self.candidates() if i.against(*args, **kwargs) is None), None)
+        for implementation in self.candidates():
+            if implementation.against(*args, **kwargs) is None:
+                return implementation.kind
+        return None
 
     def reasons(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Why implementations decline this call."""
@@ -182,7 +186,12 @@ def not_plain(*tensors: Tensor | None) -> str | None:
 
 def is_graph() -> bool:
     """Whether a graph is being made: by torch.compile, torch.export, ONNX's or TorchScript's tracer, or torch.fx."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.fx._symbolic_trace._is_fx_tracing_flag
+    return torch.compiler.is_compiling() or is_tracing() or _symbolic_trace._is_fx_tracing_flag
+
+
+def has_backward() -> bool:
+    """Whether results are kept for gradients; a TorchScript trace holds the forward pass alone."""
+    return torch.is_grad_enabled() and not is_tracing()
 
 
 def is_watched(module: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """The config stays as it is written; what a run needs besides is built around it."""
 
+import pytest
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from small_runs import dump, small_config
@@ -14,6 +15,7 @@ OF_THE_COMMAND = ('launcher', 'work_dir', 'resume', 'load_from', 'randomness')
 OF_OURS = ('trust_checkpoint', 'resume_anyway', 'save_every')
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_what_was_written_and_asked_for(tmp_path):
     cfg = small_config('retinanet', tmp_path / 'data', train=2, epochs=1)
     cfg.sync_bn, cfg.train_dataloader.pin_memory = 'torch', True  # without effect on a CPU

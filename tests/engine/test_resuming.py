@@ -24,6 +24,7 @@ from mmsoft.engine.saving import collect_for, parse_interval
 from mmsoft.engine.training import _start_alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('method', 'processes', 'place', 'done'),
     [('retinanet', 1, 1, 1), ('upernet', 2, 2, 0), ('classifier', 2, 5, 1)],
@@ -70,6 +71,7 @@ KILLER = textwrap.dedent("""\
     """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('method', 'number'), [('upernet', 'SIGKILL'), ('classifier', 'SIGTERM')])
 def test_a_validation_that_was_cut_off_is_made_up(method: str, number: str, tmp_path: Path) -> None:
     """The best checkpoint is that of an uninterrupted run, for loops over iterations and over epochs."""
@@ -94,6 +96,7 @@ def test_a_validation_that_was_cut_off_is_made_up(method: str, number: str, tmp_
     assert hubs[0]['best_score'] == hubs[1]['best_score']
 
 
+@pytest.mark.slow
 def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     cfg = every_iteration('retinanet', tmp_path / 'data')
     cfg.train_cfg.max_epochs = 1
@@ -203,6 +206,7 @@ class Toy(BaseModel):
         return dict(loss=self.norm(torch.stack(samples)).sum())
 
 
+@pytest.mark.slow
 def test_each_process_takes_its_own_statistics_beside_an_average_of_mmengine(tmp_path: Path) -> None:
     """In the file, EMAHook's average stands where the weights are looked for."""
 
@@ -263,6 +267,7 @@ def test_only_half_written_checkpoints_are_cleared_away(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} - {'.lock'} == set(theirs)
 
 
+@pytest.mark.slow
 def test_a_work_directory_that_mmengine_cannot_take_down_is_refused_at_the_start(tmp_path: Path) -> None:
     """MMEngine notes the name of a checkpoint in UTF-8; the run ended after its first one."""
     with pytest.raises(ValueError, match=r"caf\\udce9' is not UTF-8, .*name another --work-dir"):

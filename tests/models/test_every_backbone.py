@@ -1,6 +1,8 @@
 """What holds for every registered model: sizes, training, precision, compilation, options, timm's contract."""
 
 import inspect
+import re
+import sys
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import mmsoft.timm
 from mmsoft.engine.complexity import count_macs
 from mmsoft.layers import Mlp
 from mmsoft.models import CSWIN_ARCHS, DEIT_ARCHS, FAMILIES, PVT_ARCHS, SWIN_ARCHS
+from mmsoft.models.options import options_of
 
 every = pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
 # Million parameters of the classifier (1000 classes) and of the backbone (DeiT's has a pyramid besides).
@@ -355,6 +358,15 @@ def test_options_that_are_listed_exist(case):
         for option in listed - {'arch', 'init_cfg'}:
             with pytest.raises((ValueError, TypeError), match=option.rstrip('s')):  # what is listed is looked at
                 model(case.arch, **{option: 'nonsense'})
+
+
+@every
+def test_type_checkers_see_every_option(case):
+    """Those that a constructor passes on stand in a TypedDict beside it; each family's classifier names them all."""
+    passed_on = inspect.signature(case.classifier).parameters['options'].annotation
+    typed = vars(sys.modules[case.classifier.__module__])[re.search(r'(\w+Options)', str(passed_on))[1]]
+    assert {'arch', *typed.__annotations__} == {*options_of(case.backbone)}
+    assert {*options_of(case.classifier)} - {*options_of(case.backbone)} == {'num_classes', 'global_pool', 'drop_rate'}
 
 
 @every

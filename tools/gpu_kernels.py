@@ -1,0 +1,195 @@
+"""What the GPU kernels become on real targets, without a GPU: registers, spilled bytes and shared memory.
+
+python tools/gpu_kernels.py            writes docs/gpu_kernels.md
+python tools/gpu_kernels.py --check    compiles anew and fails where a kernel exceeds its budget
+"""
+
+import argparse
+import multiprocessing
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from mmsoft.ops.triton import launch
+from mmsoft.ops.triton.kernel_products import nystrom_product
+from mmsoft.ops.triton.landmark_inverse import landmark_inverse
+
+PAGE = Path(__file__).parent.parent / 'docs' / 'gpu_kernels.md'
+TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.bfloat16: '*bf16'}
+TARGETS = {f'sm_{number}': GPUTarget('cuda', number, 32) for number in (80, 86, 89, 90, 100)}
+TARGETS['gfx942'] = GPUTarget('hip', 'gfx942', 64)
+# bytes: what a program may have of shared memory; and of spills, None where the compiler does not tell
+SHARED = dict(sm_80=163, sm_86=99, sm_89=99, sm_90=227, sm_100=227, gfx942=64)
+SPILLS = dict(sm_80=256, sm_86=256, sm_89=256, sm_90=0, sm_100=0)
+
+
+def landmarks_inverse(dtype: torch.dtype, m: int = 49) -> None:
+    for normalize in (True, False):
+        for backward in ('unrolled', 'closed'):
+            landmarks = torch.empty(2, 3, m, 32, dtype=dtype, device='meta', requires_grad=True)
+            inverse = landmark_inverse(landmarks, normalize, 20, backward)
+            inverse.backward(torch.empty_like(inverse))
+
+
+def kernel_products(dtype: torch.dtype) -> None:
+    half = dict(dtype=dtype, device='meta', requires_grad=True)
+    q, k, v = (torch.empty(2, 1000, 3, 32, **half) for _ in range(3))
+    landmarks = torch.empty(2, 3, 49, 32, device='meta', requires_grad=True)
+    matrix = torch.empty(2, 3, 49, 49, device='meta', requires_grad=True)
+    for keys in (None, k):
+        y = nystrom_product(q, landmarks, v, matrix, keys)
+        y.backward(torch.empty_like(y))
+
+
+# An operator a case; float16 differs from bfloat16 in no more than the rounding of what is stored.
+CASES: list[Callable[[torch.dtype], None]] = [landmarks_inverse, kernel_products]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with everything that decides its machine code."""
+
+    kernel: Any
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    aligned: tuple[int, ...]
+    options: tuple[tuple[str, int], ...]  # warps and stages
+
+    @property
+    def name(self) -> str:
+        """The kernel, the types of its tensors where they are not all float32, and the constants in capitals."""
+        types = {kind[1:] for _, kind in self.signature if kind.startswith('*')} - {'fp32'}
+        constants = [
+            key.lower() if value is True else f'{key.lower()} {value}'
+            for key, value in self.constants
+            if key.isupper() and key not in ('PRECISION', 'CHUNK', 'ITERATIONS') and value is not False
+        ]
+        return ', '.join([self.kernel.__name__.strip('_').removesuffix('_kernel'), *sorted(types), *constants])
+
+
+def variant(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Variant:
+    """As Triton specialises it: an integer of 1 is a constant, multiples of 16 are known as such."""
+    options = dict(options)
+    launch_options = tuple((key, options.pop(key)) for key in ('num_warps', 'num_stages') if key in options)
+    values = dict(zip(kernel.arg_names, args, strict=False)) | options
+    signature, constants, aligned = [], [], []
+    for position, name in enumerate(kernel.arg_names):
+        value = values[name]
+        if isinstance(value, torch.Tensor):
+            signature.append((name, TYPES[value.dtype]))
+            aligned.append(position)
+        elif kernel.params[position].is_constexpr or value is None or value == 1:
+            signature.append((name, 'constexpr'))
+            constants.append((name, value))
+        else:
+            signature.append((name, 'fp32' if isinstance(value, float) else 'i32'))
+            if value % 16 == 0:
+                aligned.append(position)
+    return Variant(kernel, tuple(signature), tuple(constants), tuple(aligned), launch_options)
+
+
+def variants() -> list[Variant]:
+    """What all operators launch, forward and backward, each once."""
+    with launch.recorded() as launches:
+        for run in CASES:
+            for dtype in (torch.float32, torch.float16):
+                run(dtype)
+    return list(dict.fromkeys(variant(*one) for one in launches))
+
+
+def compiled(index: int, target: str) -> tuple[int, int, int]:
+    """Registers a thread, spilled bytes a thread and shared bytes a program, of a variant on a target."""
+    one = variants()[index]
+    constants = dict(one.constants)
+    if target.startswith('gfx') and 'PRECISION' in constants:
+        constants['PRECISION'] = 'ieee'
+    source = ASTSource(
+        fn=one.kernel,
+        signature=dict(one.signature),
+        constexprs={(one.kernel.arg_names.index(name),): value for name, value in constants.items()},
+        attrs={(position,): [['tt.divisibility', 16]] for position in one.aligned},
+    )
+    result = triton.compile(source, target=TARGETS[target], options=dict(one.options))
+    registers, spilled = (amd if target.startswith('gfx') else nvidia)(result.asm)
+    return registers, spilled, result.metadata.shared
+
+
+def nvidia(asm: dict[str, Any]) -> tuple[int, int]:
+    ptx = asm['ptx']
+    target = re.search(r'\.target (sm_\w+)', ptx)[1]
+    number = int(re.search(r'\d+', target)[0])
+    tool = triton.knobs.nvidia.ptxas_blackwell if number >= 100 else triton.knobs.nvidia.ptxas
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / 'kernel.ptx'
+        file.write_text(ptx)
+        command = [tool.path, '-v', f'--gpu-name={target}', str(file), '-o', str(file.with_suffix('.cubin'))]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return int(re.search(r'Used (\d+) registers', said)[1]), int(re.search(r'(\d+) bytes spill stores', said)[1])
+
+
+def amd(asm: dict[str, Any]) -> tuple[int, int]:
+    text = asm['amdgcn']
+    registers = int(re.search(r'\.vgpr_count:\s*(\d+)', text)[1])
+    return registers, 4 * int(re.search(r'\.vgpr_spill_count:\s*(\d+)', text)[1])
+
+
+def excess(target: str, registers: int, spilled: int, shared: int) -> str | None:
+    """What a kernel takes beyond the target's budget."""
+    if shared > SHARED[target] * 1024:
+        return f'{shared} bytes of shared memory; {target} has {SHARED[target]} KiB'
+    if target in SPILLS and spilled > SPILLS[target]:
+        return f'{spilled} bytes spilled; at most {SPILLS[target]} are allowed on {target}'
+    return None
+
+
+def row(one: Variant, found: dict[str, tuple[int, int, int]]) -> str:
+    """A line of the table: registers / spilled bytes / shared KiB a target."""
+    cells = [f'{registers} / {spilled} / {shared / 1024:.0f}' for registers, spilled, shared in found.values()]
+    return f'| {one.name} | {dict(one.options)["num_warps"]} | {" | ".join(cells)} |'
+
+
+def page(rows: list[str]) -> str:
+    return f"""# GPU kernels as machine code
+
+Made by `python tools/gpu_kernels.py` with Triton {triton.__version__}, without a GPU; tests compile anew and compare.
+A cell: registers a thread / bytes spilled a thread / KiB of shared memory a program. Tensors are float32 where no type
+is named. Budgets: no spill on sm_90 and sm_100, at most 256 bytes on sm_80, sm_86 and sm_89; shared memory at most
+{', '.join(f'{size} KiB ({target})' for target, size in SHARED.items())}.
+
+| kernel | warps | {' | '.join(TARGETS)} |
+|---|---|{'---|' * len(TARGETS)}
+""" + '\n'.join(rows) + '\n'  # fmt: skip
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument('--check', action='store_true', help='only compare with the budgets')
+    check = options.parse_args().check
+    rows, excesses = [], []
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn')) as pool:
+        jobs = [(one, {t: pool.submit(compiled, i, t) for t in TARGETS}) for i, one in enumerate(variants())]
+        for one, futures in jobs:
+            found = {target: future.result() for target, future in futures.items()}
+            rows.append(row(one, found))
+            print(rows[-1], flush=True)
+            excesses += [f'{one.name}: {said}' for target, f in found.items() if (said := excess(target, *f))]
+    if not check:
+        PAGE.write_text(page(rows))
+    if excesses:
+        sys.exit('\n'.join(excesses))
+
+
+if __name__ == '__main__':
+    main()
