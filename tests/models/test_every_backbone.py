@@ -214,6 +214,7 @@ def test_weights_move_between_backbone_and_classifier(case, tmp_path):
         assert torch.equal(last, backbone(x)[-1])
 
 
+@pytest.mark.slow
 @every
 def test_compile_and_export_are_whole_and_equal(case):
     model = case.build().eval()
@@ -235,14 +236,14 @@ COMPILED = [(case, {}) for case in INLINE] + [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('case', 'options'), COMPILED, ids=lambda x: x.name if isinstance(x, Case) else str(x))
 def test_compiled_training_gives_the_same_gradients(case, options):
     model = case.build(**options)
     x = torch.randn(1, 3, 230, 250)
     gradients = []
-    backend = INDUCTOR if options else 'aot_eager'  # InLine's graphs hold nothing of our own making
     torch._dynamo.reset()
-    for run in (model, torch.compile(model, fullgraph=True, backend=backend)):
+    for run in (model, torch.compile(model, fullgraph=True, backend='aot_eager')):  # inductor: test_attentions.py
         model.zero_grad()
         sum(y.square().mean() for y in run(x)).backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
@@ -413,6 +414,7 @@ def test_a_wrong_init_cfg_is_shown_a_right_one(case, init_cfg):
         case.build(init_cfg=init_cfg).init_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', [*(case.name.removesuffix('_tiny') for case in INLINE), 'soft_others'])
 def test_a_compiled_model_takes_a_second_size(case):
     """torch.compile then traces with sizes that are symbols."""
