@@ -1,11 +1,14 @@
 """Multiply-adds, counted in full as the operators run."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+
+from mmsoft.ops.dispatch import without
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -19,10 +22,12 @@ def _attention_flops(query: tuple[int, ...], key: tuple[int, ...], value: tuple[
     return 2 * torch.Size(batch).numel() * queries * key[-2] * (width + value[-1])
 
 
-def _counter() -> FlopCounterMode:
-    """It sits below autograd and sees every product, Newton's steps and fused attention included."""
+@contextlib.contextmanager
+def _counter() -> Iterator[FlopCounterMode]:
+    """It sits below autograd and sees every product, Newton's steps and fused attention included; not into kernels."""
     mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
-    return FlopCounterMode(display=False, custom_mapping=mapping)
+    with without('triton'), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        yield counter
 
 
 def count_call(call: Callable[[], Any]) -> int:

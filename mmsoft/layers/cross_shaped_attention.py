@@ -11,7 +11,7 @@ from mmsoft.ops.checks import choose
 
 from .block import Block
 from .heads import grid_of, split_evenly
-from .inline_attention import KERNELS, KernelPredictor, feature_map
+from .inline_attention import KERNELS, KernelPredictor
 from .linear import Linear
 
 __all__ = ['CSwinBlock', 'CrossShapedAttention', 'GlobalBranch', 'InLineBranch', 'StripeBranch']
@@ -95,8 +95,7 @@ class InLineBranch(Branch):
         self.predictor = KernelPredictor(dim, num_heads)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
-        q, k = feature_map(q, self.kernel), feature_map(k, self.kernel)
-        y = inline_attention(self._heads(q), self._heads(k), self._heads(v))
+        y = inline_attention(self._heads(q), self._heads(k), self._heads(v), self.kernel)
         y, v = self._map(y, v).permute(0, 3, 1, 2), v.permute(0, 3, 1, 2)
         return add_depthwise(y, v, self.predictor(source.mean(1)), self.lepe).permute(0, 2, 3, 1)
 

@@ -1,11 +1,11 @@
 """InLine attention as a layer: projections, a kernel function, the operator, a predicted local term."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmsoft.ops import dynamic_depthwise, inline_attention, to_map, to_tokens
-from mmsoft.ops.checks import choose, compute_dtype
+from mmsoft.ops.checks import choose
+from mmsoft.ops.inline import feature_map as feature_map  # where it was before
 
 from .heads import MultiHead, grid_of
 
@@ -34,8 +34,11 @@ class InLineAttention(MultiHead):
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid = grid_of(x, grid)
         k, v = self.kv(x).chunk(2, -1)
-        q, k = feature_map(self.q(x), self.kernel), feature_map(k, self.kernel)
-        y = inline_attention(self._split(q), self._split(k), self._split(v)).transpose(1, 2).flatten(2)
+        y = (
+            inline_attention(self._split(self.q(x)), self._split(k), self._split(v), self.kernel)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         if self.predictor is not None:
             leading = x.shape[1] - grid[0] * grid[1]
             local = to_tokens(dynamic_depthwise(to_map(v[:, leading:], grid), self.predictor(x.mean(1))))
@@ -56,14 +59,3 @@ class KernelPredictor(nn.Sequential):
     def forward(self, mean: Tensor) -> Tensor:
         """mean (B, C) -> kernels (B, C, 3, 3)."""
         return super().forward(mean.unsqueeze(-1)).view(*mean.shape, 3, 3)
-
-
-def feature_map(x: Tensor, kernel: str) -> Tensor:
-    """The kernel function of queries and keys, element by element."""
-    if kernel == 'relu':
-        return F.relu(x)
-    if kernel == 'leaky_relu':
-        return F.leaky_relu(x, 0.01)
-    if kernel == 'exp':  # in float32, as float16 ends at exp(11); up to exp(40), or products of two would end it, too
-        return torch.exp((0.2 * x.to(compute_dtype(x))).clamp(max=40.0))
-    return x

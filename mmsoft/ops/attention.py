@@ -1,13 +1,15 @@
 """Softmax-free attention: Nystrom's approximation of a Gaussian kernel, without or with normalisation."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .checks import check, compute_dtype
-from .dispatch import has_fast_float64, no_autocast, operator
+from .dispatch import has_fast_float64, no_autocast, no_triton, operator
 from .gaussian import gaussian_gram, gaussian_kernel_reference
 from .kernel_products import kernel_product, kernel_slices, kernel_transposed_product
-from .newton import guarded_scale, guarded_scale_reference, matrix_scale, newton_inverse, newton_oracle
+from .newton import check_newton, guarded_scale, guarded_scale_reference, matrix_scale, newton_inverse, newton_oracle
 
 RIDGE = 0.01  # SOFT inverts A + 0.01 I
 
@@ -65,6 +67,49 @@ def softmax_free_attention(
         # would show in the fifth digit.
         dtype = torch.float64
     landmarks = landmarks.to(dtype)
+    _check_shapes(q, landmarks, v, k)
+    q = q.transpose(1, 2)  # tokens before heads, as they lie in memory
+    # P' v first: associated this way no N x m x m product arises
+    kernels = kernel_slices(q, landmarks, scale) if k is None else None
+    keys = q if k is None else k.transpose(1, 2)
+    context = kernel_transposed_product(keys, landmarks, v.transpose(1, 2), scale, kernels)  # (B, h, m, e)
+    with no_autocast(q):
+        context = _apply_inverse(landmarks, context, normalize, iterations, backward)
+    return kernel_product(q, landmarks, context, scale, v.dtype, kernels).transpose(1, 2)
+
+
+def _against_triton(q: Tensor, landmarks: Tensor, v: Tensor, *options: Any, **more: Any) -> str | None:
+    k = more.get('k', options[3] if len(options) > 3 else None)
+    if reason := no_triton(q, landmarks, v, k):
+        return reason
+    if landmarks.dim() == 4 and landmarks.shape[2] > 64:
+        return 'there are more than 64 landmarks'
+    return 'heads are wider than 64 channels' if max(q.shape[-1], v.shape[-1]) > 64 else None
+
+
+@softmax_free_attention.also('triton', _against_triton)
+def _softmax_free_attention_triton(
+    q: Tensor,
+    landmarks: Tensor,
+    v: Tensor,
+    normalize: bool = True,
+    iterations: int = 20,
+    backward: str = 'unrolled',
+    k: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """No more than tiles of P and no step of Newton's iteration ever lie in memory."""
+    from .triton.kernel_products import nystrom_product
+    from .triton.landmark_inverse import landmark_inverse
+
+    _check_shapes(q, landmarks, v, k)
+    check_newton(iterations, backward)
+    inverse = landmark_inverse(landmarks, normalize, iterations, backward)
+    keys = None if k is None else k.transpose(1, 2)
+    return nystrom_product(q.transpose(1, 2), landmarks, v.transpose(1, 2), inverse, keys, scale).transpose(1, 2)
+
+
+def _check_shapes(q: Tensor, landmarks: Tensor, v: Tensor, k: Tensor | None) -> None:
     check(
         q.dim() == landmarks.dim() == v.dim() == 4
         and q.shape[:2] == landmarks.shape[:2] == v.shape[:2]
@@ -76,14 +121,6 @@ def softmax_free_attention(
         landmarks=landmarks,
         v=v,
     )
-    q = q.transpose(1, 2)  # tokens before heads, as they lie in memory
-    # P' v first: associated this way no N x m x m product arises
-    kernels = kernel_slices(q, landmarks, scale) if k is None else None
-    keys = q if k is None else k.transpose(1, 2)
-    context = kernel_transposed_product(keys, landmarks, v.transpose(1, 2), scale, kernels)  # (B, h, m, e)
-    with no_autocast(q):
-        context = _apply_inverse(landmarks, context, normalize, iterations, backward)
-    return kernel_product(q, landmarks, context, scale, v.dtype, kernels).transpose(1, 2)
 
 
 def _apply_inverse(landmarks: Tensor, context: Tensor, normalize: bool, iterations: int, backward: str) -> Tensor:

@@ -7,6 +7,7 @@ a call, or None. Who joins last is the most special and is asked first; the port
 
 import contextlib
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -22,8 +23,11 @@ Against = Callable[..., str | None]
 
 PORTABLE = 'portable'
 VARIABLE = 'MMSOFT_KERNELS'
+# torch 2.6 cannot tell export from compilation
+IS_EXPORTING: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
 OPERATORS: dict[str, 'Operator[..., Any]'] = {}
 _forced: str | None = None  # a plain global: torch.compile guards it
+_barred: str | None = None
 
 
 class Implementation(NamedTuple):
@@ -71,7 +75,7 @@ class Operator(Generic[P, R]):
     def candidates(self) -> tuple[Implementation, ...]:
         """Implementations in the order in which they are asked; of a forced kind alone, if the operator has it."""
         if _forced is None:
-            return self.implementations
+            return tuple(i for i in self.implementations if i.kind != _barred)
         forced = tuple(i for i in self.implementations if i.kind == _forced)
         return forced or self.implementations[-1:]
 
@@ -154,6 +158,17 @@ def kernels(kind: str | None) -> Iterator[None]:
         force(before)
 
 
+@contextlib.contextmanager
+def without(kind: str) -> Iterator[None]:
+    """Let operators choose among their other implementations, inside of a ``with``."""
+    global _barred
+    before, _barred = _barred, kind
+    try:
+        yield
+    finally:
+        _barred = before
+
+
 # What speaks against an implementation: called with an operator's arguments, of which the first tells the device.
 # Reasons are constants where they can be, which graphs follow.
 
@@ -175,6 +190,30 @@ def eager_cpu(x: Tensor, *_: Any, **__: Any) -> str | None:
 def eager_gpu(x: Tensor, *_: Any, **__: Any) -> str | None:
     """What speaks against code for accelerators outside of graphs; meta tensors stand for theirs."""
     return graph() or ('tensors are on the CPU' if x.device.type == 'cpu' else None)
+
+
+def no_triton(*tensors: Tensor | None) -> str | None:
+    """What speaks against kernels in Triton; meta tensors stand for a GPU's, and its interpreter runs on the CPU."""
+    if IS_EXPORTING() or is_tracing() or _symbolic_trace._is_fx_tracing_flag:
+        return 'a program is being exported'
+    there = [t for t in tensors if t is not None]
+    if any(t.dtype not in (torch.float32, torch.float16, torch.bfloat16) for t in there):
+        return 'a tensor is neither float32 nor float16 nor bfloat16'
+    return _no_triton_on(there[0].device.type, there[0].device.index) or not_plain(*tensors)
+
+
+@torch.compiler.assume_constant_result
+def _no_triton_on(device: str, index: int | None) -> str | None:
+    interpreted = os.environ.get('TRITON_INTERPRET') == '1'
+    if device == 'cpu' and not interpreted:
+        return 'tensors are on the CPU'
+    if device not in ('cpu', 'cuda', 'meta'):
+        return f'tensors are on {device}'
+    if importlib.util.find_spec('triton') is None:
+        return 'Triton is not installed'
+    if device == 'cuda' and not torch.version.hip and torch.cuda.get_device_capability(index) < (8, 0):
+        return 'the GPU is older than compute capability 8.0'
+    return None
 
 
 def not_plain(*tensors: Tensor | None) -> str | None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .checks import check, compute_dtype, saturating_cast
-from .dispatch import eager_cpu, eager_gpu, is_graph, is_watched, no_autocast, not_plain, operator
+from .dispatch import eager_cpu, eager_gpu, is_graph, is_watched, no_autocast, no_triton, not_plain, operator
 from .linear import linear_by_head
 
 
@@ -27,12 +27,38 @@ def inline_attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     inline_attention_reference,
     example=lambda random: (random(2, 3, 9, 4), random(2, 3, 7, 4), random(2, 3, 7, 5)),
 )
-def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def inline_attention(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') -> Tensor:
     """``y_i = s/n q_i (K' V) + (1 - s q_i.mean(k)) mean(v)`` with ``s = d^(-1/2)``, in O(N d e).
 
-    q (B, h, N, d) and k (B, h, n, d), both after the kernel function, v (B, h, n, e) -> (B, h, N, e) in
+    q (B, h, N, d) and k (B, h, n, d), which go through the kernel function first, v (B, h, n, e) -> (B, h, N, e) in
     v's dtype, computed in float32 or better whatever the autocast dtype.
     """
+    _check_shapes(q, k, v)
+    q, k = feature_map(q, kernel), feature_map(k, kernel)
+    dtype = compute_dtype(q, k, v)
+    with no_autocast(q):
+        matrix, mean = _summary(k.to(dtype), v.to(dtype))
+        y = linear_by_head(q.to(dtype).transpose(1, 2), matrix.transpose(-1, -2), mean.squeeze(2))
+        return saturating_cast(y.transpose(1, 2), v.dtype)
+
+
+def _against_triton(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') -> str | None:
+    if reason := no_triton(q, k, v):
+        return reason
+    if k.shape != q.shape:
+        return 'queries and keys differ in number'
+    return 'heads are wider than 64 channels' if max(q.shape[-1], v.shape[-1]) > 64 else None
+
+
+@inline_attention.also('triton', _against_triton)
+def _inline_attention_triton(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') -> Tensor:
+    from .triton import inline
+
+    _check_shapes(q, k, v)
+    return inline.inline_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), kernel).transpose(1, 2)
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     check(
         q.dim() == k.dim() == v.dim() == 4
         and q.shape[:2] == k.shape[:2] == v.shape[:2]
@@ -43,11 +69,17 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k=k,
         v=v,
     )
-    dtype = compute_dtype(q, k, v)
-    with no_autocast(q):
-        matrix, mean = _summary(k.to(dtype), v.to(dtype))
-        y = linear_by_head(q.to(dtype).transpose(1, 2), matrix.transpose(-1, -2), mean.squeeze(2))
-        return saturating_cast(y.transpose(1, 2), v.dtype)
+
+
+def feature_map(x: Tensor, kernel: str) -> Tensor:
+    """The kernel function of queries and keys, element by element."""
+    if kernel == 'relu':
+        return F.relu(x)
+    if kernel == 'leaky_relu':
+        return F.leaky_relu(x, 0.01)
+    if kernel == 'exp':  # in float32, as float16 ends at exp(11); up to exp(40), or products of two would end it, too
+        return torch.exp((0.2 * x.to(compute_dtype(x))).clamp(max=40.0))
+    return x
 
 
 def _summary(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

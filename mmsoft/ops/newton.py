@@ -94,14 +94,14 @@ def newton_inverse(a: Tensor, alpha: Tensor, iterations: int = 20, backward: str
         a=a,
         alpha=alpha,
     )
-    _check_options(iterations, backward)
+    check_newton(iterations, backward)
     with no_autocast(a):
         dtype = compute_dtype(a)
         a, alpha = a.to(dtype), alpha.to(dtype)
         return (_ClosedNewton if backward == 'closed' else _UnrolledNewton).apply(a, alpha, iterations)
 
 
-def _check_options(iterations: int, backward: str) -> None:
+def check_newton(iterations: int, backward: str) -> None:
     if backward not in BACKWARDS:
         raise ValueError(f'newton backward {backward!r} is unknown; choose one of {", ".join(BACKWARDS)}')
     if iterations < 1:

@@ -14,29 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import PRECISION, block, operator, wrap_triton
+from .tiles import rows, store, tile
 
 TOKENS = 64  # in a tile
-
-
-@triton.jit
-def _rows(base, start, stop, stride_n, stride_d, width, TOKENS: tl.constexpr, WIDTH: tl.constexpr):
-    """Offsets and mask of a tile (TOKENS, WIDTH)."""
-    row, column = start + tl.arange(0, TOKENS)[:, None], tl.arange(0, WIDTH)[None, :]
-    return base + row * stride_n + column * stride_d, (row < stop) & (column < width)
-
-
-@triton.jit
-def _tile(base, start, stop, stride_n, stride_d, width, TOKENS: tl.constexpr, WIDTH: tl.constexpr):
-    """A tile (TOKENS, WIDTH) in float32, 0 beyond."""
-    at, exists = _rows(base, start, stop, stride_n, stride_d, width, TOKENS, WIDTH)
-    return tl.load(at, exists, 0.0).to(tl.float32)
-
-
-@triton.jit
-def _store(value, base, start, stop, stride_n, stride_d, width, TOKENS: tl.constexpr, WIDTH: tl.constexpr):
-    """Store a tile (TOKENS, WIDTH) in the type of the memory."""
-    at, exists = _rows(base, start, stop, stride_n, stride_d, width, TOKENS, WIDTH)
-    tl.store(at, value.to(base.dtype.element_ty), exists)
 
 
 @triton.jit
@@ -58,13 +38,13 @@ def _sums_kernel(
     image, head = (index // heads).to(tl.int64), index % heads
     q += image * q_b + head * q_h
     v += image * v_b + head * v_h
-    lm = _tile(landmarks + image * l_b + head * l_h, 0, m, l_m, l_d, d, M, D)
+    lm = tile(landmarks + image * l_b + head * l_h, 0, m, l_m, l_d, d, M, D)
     total = tl.zeros((M, E), tl.float32)
     for start in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, n), TOKENS):
-        k = _kernel(scale * _tile(q, start, n, q_n, q_d, d, TOKENS, D), lm, PRECISION)
-        total = tl.dot(tl.trans(k), _tile(v, start, n, v_n, v_d, e, TOKENS, E), total, input_precision=PRECISION)
+        k = _kernel(scale * tile(q, start, n, q_n, q_d, d, TOKENS, D), lm, PRECISION)
+        total = tl.dot(tl.trans(k), tile(v, start, n, v_n, v_d, e, TOKENS, E), total, input_precision=PRECISION)
     parts += (chunk.to(tl.int64) * tl.num_programs(0) + index) * m * e
-    _store(total, parts, 0, m, e, 1, e, M, E)
+    store(total, parts, 0, m, e, 1, e, M, E)
 
 
 @triton.jit
@@ -73,7 +53,7 @@ def _total(parts, chunks, step, m, e, M: tl.constexpr, E: tl.constexpr):
     total = tl.zeros((M, E), tl.float32)
     for chunk in range(0, chunks, 4):
         for i in tl.static_range(4):
-            at, exists = _rows(parts + (chunk + i) * step, 0, m, e, 1, e, M, E)
+            at, exists = rows(parts + (chunk + i) * step, 0, m, e, 1, e, M, E)
             total += tl.load(at, exists & (chunk + i < chunks), 0.0)
     return total
 
@@ -85,9 +65,9 @@ def _apply_kernel(
     """t, the sum of the parts, and c = M t."""
     index = tl.program_id(0).to(tl.int64)
     summed = _total(parts + index * m * e, chunks, tl.num_programs(0).to(tl.int64) * m * e, m, e, M, E)
-    _store(summed, total + index * m * e, 0, m, e, 1, e, M, E)
-    inverse = _tile(matrix + index * m * m, 0, m, m, 1, m, M, M)
-    _store(tl.dot(inverse, summed, input_precision=PRECISION), result + index * m * e, 0, m, e, 1, e, M, E)
+    store(summed, total + index * m * e, 0, m, e, 1, e, M, E)
+    inverse = tile(matrix + index * m * m, 0, m, m, 1, m, M, M)
+    store(tl.dot(inverse, summed, input_precision=PRECISION), result + index * m * e, 0, m, e, 1, e, M, E)
 
 
 @triton.jit
@@ -97,11 +77,11 @@ def _apply_gradient_kernel(
     """dc, the sum of the parts, gives dt = M' dc and dM = dc t'."""
     index = tl.program_id(0).to(tl.int64)
     grad = _total(parts + index * m * e, chunks, tl.num_programs(0).to(tl.int64) * m * e, m, e, M, E)
-    transposed = _tile(matrix + index * m * m, 0, m, 1, m, m, M, M)
-    _store(tl.dot(transposed, grad, input_precision=PRECISION), result + index * m * e, 0, m, e, 1, e, M, E)
-    t = _tile(total + index * m * e, 0, m, e, 1, e, M, E)
+    transposed = tile(matrix + index * m * m, 0, m, 1, m, m, M, M)
+    store(tl.dot(transposed, grad, input_precision=PRECISION), result + index * m * e, 0, m, e, 1, e, M, E)
+    t = tile(total + index * m * e, 0, m, e, 1, e, M, E)
     product = tl.dot(grad, tl.trans(t), input_precision=PRECISION)
-    _store(product, grad_matrix + index * m * m, 0, m, m, 1, m, M, M)
+    store(product, grad_matrix + index * m * m, 0, m, m, 1, m, M, M)
 
 
 @triton.jit
@@ -112,12 +92,12 @@ def _output_kernel(
     """y (B, N, h, e) = K c; what float16 cannot hold becomes its largest value."""
     index, start = tl.program_id(0), tl.program_id(1) * TOKENS
     image, head = (index // heads).to(tl.int64), index % heads
-    lm = _tile(landmarks + image * l_b + head * l_h, 0, m, l_m, l_d, d, M, D)
-    k = _kernel(scale * _tile(q + image * q_b + head * q_h, start, n, q_n, q_d, d, TOKENS, D), lm, PRECISION)
-    value = tl.dot(k, _tile(c + index.to(tl.int64) * m * e, 0, m, e, 1, e, M, E), input_precision=PRECISION)
+    lm = tile(landmarks + image * l_b + head * l_h, 0, m, l_m, l_d, d, M, D)
+    k = _kernel(scale * tile(q + image * q_b + head * q_h, start, n, q_n, q_d, d, TOKENS, D), lm, PRECISION)
+    value = tl.dot(k, tile(c + index.to(tl.int64) * m * e, 0, m, e, 1, e, M, E), input_precision=PRECISION)
     if y.dtype.element_ty == tl.float16:
         value = tl.clamp(value, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
-    _store(value, y + (image * n * heads + head) * e, start, n, heads * e, 1, e, TOKENS, E)
+    store(value, y + (image * n * heads + head) * e, start, n, heads * e, 1, e, TOKENS, E)
 
 
 @triton.jit
@@ -129,11 +109,11 @@ def _exponent(
     k = _kernel(query, lm, PRECISION)
     x = tl.zeros((TOKENS, M), tl.float32)
     if QUERIES:
-        other = tl.trans(_tile(c, 0, m, e, 1, e, M, E))
-        x = tl.dot(_tile(g, start, n, g_n, g_d, e, TOKENS, E), other, x, input_precision=PRECISION)
+        other = tl.trans(tile(c, 0, m, e, 1, e, M, E))
+        x = tl.dot(tile(g, start, n, g_n, g_d, e, TOKENS, E), other, x, input_precision=PRECISION)
     if VALUES:
-        other = tl.trans(_tile(grad_t, 0, m, e, 1, e, M, E))
-        x = tl.dot(_tile(v, start, n, v_n, v_d, e, TOKENS, E), other, x, input_precision=PRECISION)
+        other = tl.trans(tile(grad_t, 0, m, e, 1, e, M, E))
+        x = tl.dot(tile(v, start, n, v_n, v_d, e, TOKENS, E), other, x, input_precision=PRECISION)
     return x * k
 
 
@@ -147,14 +127,14 @@ def _token_gradient_kernel(
     index, start = tl.program_id(0), tl.program_id(1) * TOKENS
     image, head = (index // heads).to(tl.int64), index % heads
     small = index.to(tl.int64) * m * e
-    lm = _tile(landmarks + image * l_b + head * l_h, 0, m, l_m, l_d, d, M, D)
-    query = scale * _tile(q + image * q_b + head * q_h, start, n, q_n, q_d, d, TOKENS, D)
+    lm = tile(landmarks + image * l_b + head * l_h, 0, m, l_m, l_d, d, M, D)
+    query = scale * tile(q + image * q_b + head * q_h, start, n, q_n, q_d, d, TOKENS, D)
     x = _exponent(
         query, lm, g + image * g_b + head * g_h, c + small, v + image * v_b + head * v_h, grad_t + small, start,
         g_n, g_d, v_n, v_d, n, m, e, QUERIES, VALUES, TOKENS, M, E, PRECISION,
     )  # fmt: skip
     dq = scale * (tl.dot(x, lm, input_precision=PRECISION) - tl.sum(x, 1)[:, None] * query)
-    _store(dq, grad_q + (image * n * heads + head) * d, start, n, heads * d, 1, d, TOKENS, D)
+    store(dq, grad_q + (image * n * heads + head) * d, start, n, heads * d, 1, d, TOKENS, D)
 
 
 @triton.jit
@@ -169,10 +149,10 @@ def _landmark_gradient_kernel(
     image, head = (index // heads).to(tl.int64), index % heads
     small = index.to(tl.int64) * m * e
     q += image * q_b + head * q_h
-    lm = _tile(landmarks + image * l_b + head * l_h, 0, m, l_m, l_d, d, M, D)
+    lm = tile(landmarks + image * l_b + head * l_h, 0, m, l_m, l_d, d, M, D)
     total, weights = tl.zeros((M, D), tl.float32), tl.zeros((M,), tl.float32)
     for start in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, n), TOKENS):
-        query = scale * _tile(q, start, n, q_n, q_d, d, TOKENS, D)
+        query = scale * tile(q, start, n, q_n, q_d, d, TOKENS, D)
         x = _exponent(
             query, lm, g + image * g_b + head * g_h, c + small, v + image * v_b + head * v_h, grad_t + small, start,
             g_n, g_d, v_n, v_d, n, m, e, QUERIES, VALUES, TOKENS, M, E, PRECISION,
@@ -180,7 +160,7 @@ def _landmark_gradient_kernel(
         total = tl.dot(tl.trans(x), query, total, input_precision=PRECISION)
         weights += tl.sum(x, 0)
     parts += (chunk.to(tl.int64) * tl.num_programs(0) + index) * m * d
-    _store(total - weights[:, None] * lm, parts, 0, m, d, 1, d, M, D)
+    store(total - weights[:, None] * lm, parts, 0, m, d, 1, d, M, D)
 
 
 @triton.jit
@@ -188,7 +168,7 @@ def _total_kernel(parts, result, chunks, m, d, M: tl.constexpr, D: tl.constexpr)
     """The sum of the parts (chunks, B h, m, d)."""
     index = tl.program_id(0).to(tl.int64)
     total = _total(parts + index * m * d, chunks, tl.num_programs(0).to(tl.int64) * m * d, m, d, M, D)
-    _store(total, result + index * m * d, 0, m, d, 1, d, M, D)
+    store(total, result + index * m * d, 0, m, d, 1, d, M, D)
 
 
 def chunk_of(tokens: int) -> int:

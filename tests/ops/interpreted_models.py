@@ -1,0 +1,57 @@
+"""Whole tiny networks in Triton's interpreter: the kernels run, and give what the portable road gives."""
+
+import pytest
+import torch
+from helpers import MINI, relative_error
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmsoft.models import SOFT
+from mmsoft.ops import kernels, softmax_free_attention
+from mmsoft.ops.dispatch import explain
+
+
+class Operators(TorchDispatchMode):
+    """Names of the package's own operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == 'mmsoft':
+            self.names.append(function._schema.name.split('::')[1])
+        return function(*args, **(kwargs or {}))
+
+
+def run(model, image, kind):
+    """Maps and gradients by this kind of kernels, and the names of the operators that ran."""
+    model.zero_grad()
+    with kernels(kind), Operators() as seen:
+        maps = model(image)
+        sum((y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum() for y in maps).backward()
+    return maps, [p.grad.clone() for p in model.parameters() if p.grad is not None], seen.names
+
+
+@pytest.mark.parametrize('attention', ['soft', 'soft_pp'])
+def test_a_network_is_the_portable_one(attention):
+    model = SOFT(MINI, attn=attention)
+    model.train()
+    image = torch.randn(1, 3, 72, 88)
+    maps, gradients, names = run(model, image, 'triton')
+    expected, exact, none = run(model, image, 'portable')
+    assert none == []
+    assert names.count('landmark_newton') == 2 * 4  # a layer of attention, again in its backward
+    for found, one in zip(maps, expected, strict=True):
+        assert relative_error(found, one) < 2e-5
+    largest = max(one.abs().max() for one in exact)
+    for found, one in zip(gradients, exact, strict=True):  # biases before a normalisation have rounding alone
+        assert (found - one).abs().max() < 2e-4 * max(one.abs().max(), 1e-2 * largest)
+
+
+def test_reasons():
+    q, landmarks = torch.randn(1, 2, 30, 16), torch.randn(1, 2, 65, 16)
+    assert 'triton runs' in explain(softmax_free_attention, q, landmarks[:, :, :64], q)
+    assert 'more than 64 landmarks' in explain(softmax_free_attention, q, landmarks, q)
+    assert 'neither float32' in explain(softmax_free_attention, q.double(), landmarks[:, :, :64].double(), q.double())
+    wide = torch.randn(1, 2, 30, 65)
+    assert 'wider than 64' in explain(softmax_free_attention, wide, wide, wide)
