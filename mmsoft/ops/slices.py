@@ -23,7 +23,7 @@ def token_wise(
     """``function(x, *others)`` of tokens (..., C), each mapped by itself to C values: a method of ``module``.
 
     ``hidden`` is how many values it makes of a token on the way. ``recompute``: backward computes these again, or keeps
-    them; None computes again on CPUs, which slices make cheaper than to fetch them from memory.
+    them; None computes them again where they are cut into slices, and keeps them elsewhere.
     """
     return _run(function, (x, *others), bool(recompute))
 

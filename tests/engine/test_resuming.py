@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.hooks import EarlyStoppingHook, EMAHook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
+from mmengine.structures import BaseDataElement
 from small_runs import ENVIRONMENT, assert_same_state, command, dump, every_iteration, run, small_config
 
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
@@ -278,3 +280,57 @@ def test_intervals() -> None:
     for text in ('15', 'min', '0s', '-3s', '1d', '3 min s'):
         with pytest.raises(ValueError, match='--save-every takes a time'):
             parse_interval(text)
+
+
+class Rising(BaseMetric):
+    """Better at each validation."""
+
+    seen = 0
+
+    def process(self, batch: object, samples: object) -> None:
+        self.results.append(1)
+
+    def compute_metrics(self, results: list) -> dict[str, float]:
+        Rising.seen += 1
+        return dict(score=float(Rising.seen))
+
+
+class Scored(Toy):
+    def forward(self, *samples, mode='loss'):
+        return [BaseDataElement()] if mode == 'predict' else super().forward(*samples)
+
+
+@pytest.mark.parametrize('place', [2, 4])
+def test_a_resumed_run_saves_wherever_an_uninterrupted_one_does(place: int, tmp_path: Path) -> None:
+    """With each best one MMEngine saves once more, in between; there processes average gradients, which rounds."""
+
+    def start(folder: Path, **options) -> Runner:
+        data = dict(batch_size=2, dataset=list(torch.randn(8, 2)))
+        return Runner(
+            Scored(),
+            str(folder),
+            train_dataloader=dict(data, sampler=dict(type='InfiniteSampler')),
+            val_dataloader=dict(data, sampler=dict(type='DefaultSampler', shuffle=False)),
+            train_cfg=dict(by_epoch=False, max_iters=7, val_interval=3),
+            val_cfg={},
+            val_evaluator=Evaluator(Rising()),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2),
+            default_hooks=dict(
+                checkpoint=dict(
+                    type='mmsoft.LastingCheckpointHook', by_epoch=False, interval=2, save_best='score', rule='greater'
+                )
+            ),
+            custom_hooks=[dict(type='mmsoft.MakeUpValidation')],
+            default_scope='mmengine',
+            experiment_name=f'saving_{place}_{folder.name}',
+            **options,
+        )
+
+    start(tmp_path / 'whole').train()
+    source = tmp_path / 'whole' / f'iter_{place}.pth'
+    start(tmp_path / 'resumed', resume=True, load_from=str(source)).train()
+    whole, resumed = (
+        {int(path.stem.split('_')[1]) for path in (tmp_path / name).glob('iter_*.pth')} for name in ('whole', 'resumed')
+    )
+    assert whole == {2, 3, 4, 6, 7}
+    assert resumed == {number for number in whole if number > place}

@@ -44,7 +44,7 @@ def test_what_the_pages_show_runs(name):
         (dict(name='new', linear='yes'), r"attention 'new': linear must be True or False; got 'yes'"),
         (dict(name='new', build=lambda place, *, size: None), r"needs a default; 'size' has none"),
     ],
-    ids=str,
+    ids=lambda value: '-'.join(value) if isinstance(value, dict) else '',
 )
 def test_attentions_that_cannot_be_registered(options, message):
     before = dict(ATTENTIONS)

@@ -138,6 +138,21 @@ def test_reasons_tell_dtype_device_and_graph():
     assert all('cpu declines: a graph is being made' in text for text in seen)
 
 
+def test_a_module_is_watched_whoever_hangs_a_hook_on_which_part():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    assert not dispatch.is_watched(module)
+    for register in (
+        module[0].register_forward_hook,
+        module[1].register_forward_pre_hook,
+        module.register_full_backward_hook,
+        torch.nn.modules.module.register_module_forward_hook,
+    ):
+        handle = register(lambda *args: None)
+        assert dispatch.is_watched(module), register
+        handle.remove()
+        assert not dispatch.is_watched(module)
+
+
 class Other(torch.Tensor):
     pass
 
