@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from mmsoft.ops.triton import launch
+from mmsoft.ops.triton.depthwise import dynamic_depthwise
 from mmsoft.ops.triton.inline import inline_attention
 from mmsoft.ops.triton.kernel_products import nystrom_product
 from mmsoft.ops.triton.landmark_inverse import landmark_inverse
@@ -63,8 +64,15 @@ def inline(dtype: torch.dtype) -> None:
         y.backward(torch.empty_like(y))
 
 
+def depthwise(dtype: torch.dtype) -> None:
+    x = torch.empty(2, 20, 30, 96, dtype=dtype, device='meta', requires_grad=True).permute(0, 3, 1, 2)
+    kernels = torch.empty(2, 96, 3, 3, dtype=dtype, device='meta', requires_grad=True)
+    y = dynamic_depthwise(x, kernels)
+    y.backward(torch.empty_like(y))
+
+
 # An operator a case; float16 differs from bfloat16 in no more than the rounding of what is stored.
-CASES: list[Callable[[torch.dtype], None]] = [landmarks_inverse, kernel_products, inline]
+CASES: list[Callable[[torch.dtype], None]] = [landmarks_inverse, kernel_products, inline, depthwise]
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,19 @@ def _dynamic_depthwise_cpu(x: Tensor, kernels: Tensor) -> Tensor:
     return torch.cat(images) if batch > 1 else images[0]
 
 
+def _depthwise_against_triton(x: Tensor, kernels: Tensor) -> str | None:
+    return no_triton(x, kernels) or (None if x.numel() else 'there are no pixels')
+
+
+@dynamic_depthwise.also('triton', _depthwise_against_triton)
+def _dynamic_depthwise_triton(x: Tensor, kernels: Tensor) -> Tensor:
+    """Without the copies that a map's planes, one after the other, would need."""
+    from .triton import depthwise
+
+    _check_kernels(x, kernels)
+    return depthwise.dynamic_depthwise(x, kernels)
+
+
 def _check_kernels(x: Tensor, kernels: Tensor) -> None:
     check(
         x.dim() == 4 and kernels.shape == (*x.shape[:2], 3, 3),
