@@ -20,7 +20,7 @@ PINNED := $(shell sed -n 's/^torch==//p' requirements.txt)
 CHOSEN := $(or $(TORCH),$(PRESENT),$(PINNED))
 VISION := 0.$(shell expr $(word 2,$(subst ., ,$(CHOSEN))) + 15)
 
-.PHONY: install test demo lint dist
+.PHONY: install test check demo lint dist
 install: $(STAMP)
 
 $(STAMP): pyproject.toml requirements.txt setup.py
@@ -38,12 +38,16 @@ $(STAMP): pyproject.toml requirements.txt setup.py
 test: install # a process a core, of one thread each
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
 
+check: lint # and the tests that take no training: what to run while working
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 -m 'not slow'
+
 demo: install
 	$(PY) tools/train.py $(CONFIG) --demo
 
 lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/basedpyright --pythonpath $(PY)
 
 dist: install
 	$(PY) -m pip install -q build twine

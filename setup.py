@@ -10,7 +10,8 @@ ROOT = Path(__file__).parent
 # Where OpenMMLab's tools look for them.
 DATA = ('tools', 'configs')
 # Research and what checks a checkout: packages below tools/, and the commands that need them.
-NOT_SHIPPED = shutil.ignore_patterns('__pycache__', 'benchmark*', 'studies', 'compare_*', 'zoo', 'check_*')
+RESEARCH = ('benchmark*', 'studies', 'zoo', 'compare_*', 'check_*', 'gpu_*')
+NOT_SHIPPED = shutil.ignore_patterns('__pycache__', *RESEARCH)
 
 
 class BuildWithData(build_py):

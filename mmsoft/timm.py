@@ -17,6 +17,8 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import (
     build_model_with_cfg,
     generate_default_cfgs,
+    is_model,
+    model_entrypoint,
     register_model,
     register_notrace_function,
     register_notrace_module,
@@ -116,9 +118,12 @@ def _entry(name: str, maps: int | tuple[int, ...]) -> Callable[..., nn.Module]:
 
 def _register(family: Family) -> None:
     """Names of a family's models for timm, each also a function of this module."""
+    listed = {name: own for name, own in family.variants.items() if name not in family.unlisted}
+    for name in listed:
+        if is_model(name) and model_entrypoint(name).__module__ != __name__:
+            raise ValueError(f'family {family.title!r}: timm has a model {name} already: choose other prefixes')
     for module in family.leaves:
         register_notrace_module(module)
-    listed = {name: own for name, own in family.variants.items() if name not in family.unlisted}
     default_cfgs.update(generate_default_cfgs({n: USUAL | family.timm_cfg(own['arch']) for n, own in listed.items()}))
     for name, own in listed.items():
         VARIANTS[name] = family.classifier, own

@@ -21,6 +21,7 @@ from small_runs import narrow_model
 import mmsoft
 from mmsoft.datasets.class_folders import ClassSample
 from mmsoft.engine.config import check_pretrained, load_config, without_pretrained
+from mmsoft.models import FAMILIES
 
 CONFIGS = sorted((ROOT / 'configs').glob('*.py'))
 METHODS = ('retinanet', 'mask_rcnn', 'upernet', 'classifier')
@@ -58,6 +59,9 @@ def test_there_are_configs():
     assert len(CONFIGS) == 60
     assert {method_of(path) for path in CONFIGS} == set(METHODS)
     assert {family_of(path) for path in CONFIGS} == {family for _, family in PAPER}
+    families = [family for family in FAMILIES.values() if family.backbone.__module__.startswith('mmsoft.')]
+    names = {name for family in families for name in family.variants if not name.endswith('_v1')}
+    assert {path.stem for path in CONFIGS if method_of(path) == 'classifier'} == {f'{name}_300e_in1k' for name in names}
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)

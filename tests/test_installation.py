@@ -42,7 +42,7 @@ def test_the_wheel_holds_everything_and_is_small(wheel, tracked, tmp_path):
     configs = {f'.mim/{name}' for name in tracked if name.startswith('configs/')}
     assert len(configs) > 24
     assert configs | {'.mim/tools/train.py', '.mim/tools/model_zoo.py', '.mim/model-index.yml', 'py.typed'} <= shipped
-    research = ('benchmark', 'studies', 'zoo', 'compare_', 'check_')
+    research = ('benchmark', 'studies', 'zoo', 'compare_', 'check_', 'gpu_')
     assert not [name for name in shipped if name.startswith(tuple(f'.mim/tools/{part}' for part in research))]
     assert wheel.stat().st_size < 400_000
 

@@ -78,6 +78,40 @@ def test_imports_go_downward():
     assert checked > 10
 
 
+def is_parents_constructor(node):
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == 'super().__init__'
+
+
+def early_attributes(function):
+    """What a constructor sets on itself before its parent's has run."""
+    for statement in function.body:
+        nodes = [*ast.walk(statement)]
+        if any(map(is_parents_constructor, nodes)):
+            return
+        for node in nodes:
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == 'self'
+            ):
+                yield node.attr
+
+
+def test_classes_have_one_parent_and_set_nothing_before_it():
+    wrong = 'def __init__(self):\n x = 1\n self.a = x\n super().__init__()\n self.b = 2'
+    assert [*early_attributes(ast.parse(wrong).body[0])] == ['a']
+    checked = 0
+    for file in [file for room in STANDALONE for file in (ROOT / 'mmsoft' / room).glob('*.py')]:
+        for kind in [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)]:
+            assert len(kind.bases) < 2, f'{file.name}: {kind.name}'
+            for function in kind.body:
+                if isinstance(function, ast.FunctionDef) and function.name == '__init__':
+                    calls = any(map(is_parents_constructor, ast.walk(function)))
+                    assert not calls or not [*early_attributes(function)], f'{file.name}: {kind.name}'
+                    checked += calls
+    assert checked > 20
+
+
 def imports(node):
     """Modules that a tree imports anywhere, but for what an ``if`` on the platform or a ``try`` guards."""
     if isinstance(node, ast.Try) or (isinstance(node, ast.If) and 'platform' in ast.unparse(node.test)):

@@ -3,9 +3,28 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from math import isfinite
 from typing import Any
 
 import numpy as np
+
+FARTHEST = 100_000  # pixels from the corner of an image to a point of a polygon
+LARGEST_MASK = 1 << 28  # pixels
+
+
+def _is_mask(segmentation: Any) -> bool:
+    """Polygons of numbers within bounds, runs for an image within bounds, or nothing."""
+    try:
+        if isinstance(segmentation, Mapping):
+            height, width = segmentation['size']
+            return 0 < height * width <= LARGEST_MASK and height > 0
+        return all(
+            isfinite(sum(polygon)) and min(polygon) > -FARTHEST and max(polygon) < FARTHEST
+            for polygon in segmentation or ()
+            if polygon
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return False
 
 
 class CocoLook:
@@ -74,6 +93,14 @@ class CocoLook:
         if not len(found):
             return None
         return f'{len(found)} boxes have numbers without end, {self._such_as(found[0])}: correct or remove them'
+
+    def broken_mask(self) -> str | None:
+        """pycocotools takes any number, and ends the process or fills the memory."""
+        found = [index for index, entry in enumerate(self.boxed) if not _is_mask(entry.get('segmentation'))]
+        if not found:
+            return None
+        number, file = self.ids[found[0]], self._file(found[0])
+        return f'{len(found)} segmentations are no masks, such as annotation {number!r} of {file!r}: correct them'
 
     def unusable(self) -> list[str]:
         """A remark a kind; ``usable`` says which boxes are left."""

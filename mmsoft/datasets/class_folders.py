@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from mmsoft.registry import DATASETS
 from mmsoft.versions import require
 
-from .reading import FaultRecord, check_sides
+from .reading import FaultRecord, check_file, check_sides
 
 SUFFIXES = ('.jpeg', '.jpg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm')
 
@@ -77,6 +77,7 @@ class ClassFolders(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         path, label = self.samples[index]
         try:
+            check_file(path)
             with Image.open(path) as file:
                 check_sides(*file.size)
                 picture = file.convert('RGB')

@@ -152,7 +152,8 @@ def _check_coco(leaf: BaseDataset) -> list[str]:
         named = [image for image in content['images'] if 'file_name' in image or 'coco_url' not in image]
         wanted = {os.path.join(images, image['file_name']) for image in named}  # noqa: PTH118
         look = CocoLook(content, leaf.metainfo['classes'])
-        problem = look.repeated_image() or (leaf.ANN_ID_UNIQUE and look.repeated_annotation()) or look.infinite_box()
+        problem = look.repeated_image() or (leaf.ANN_ID_UNIQUE and look.repeated_annotation())
+        problem = problem or look.infinite_box() or look.broken_mask()
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         _fail(leaf, f'{leaf.ann_file!r} is not complete COCO JSON ({type(error).__name__}: {error})')
     if not content['images']:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import stat
 import warnings
 from math import prod
 from pathlib import Path
@@ -28,6 +29,16 @@ def check_sides(*sides: int) -> None:
     """Raise unless the height and width of a picture allow for resizing it."""
     if min(sides) * MOST_UNEQUAL < max(sides):
         raise ValueError(f'its sides of {sides[0]} and {sides[1]} pixels are too unequal to resize it')
+
+
+def check_file(path: str | Path) -> None:
+    """Raise for what would be read without end, or never; what is not there is told of by whoever opens it."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):  # not there, remote, or no name
+        return
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        raise ValueError('it is a device or a pipe, not a file')
 
 
 class FaultRecord:
@@ -101,6 +112,7 @@ class ReadSafely(BaseTransform):
     def transform(self, results: dict) -> dict | None:
         loads_image, label_map = 'img' not in results, results.get('seg_map_path')
         try:
+            check_file(results['img_path'] if loads_image else label_map or '')
             loaded = self.loader(results)
             if loads_image and loaded is not None:
                 check_sides(*loaded['img'].shape[:2])

@@ -8,9 +8,10 @@ from mmengine.optim import OptimWrapper
 
 from mmsoft.checkpoints import CheckpointError
 
-from .parts import kind_of
+from .parts import kind_of, walk_dicts
 
-PARTS = ('model', 'train_dataloader', 'optim_wrapper', 'param_scheduler', 'train_cfg', 'auto_scale_lr', 'custom_hooks')
+PARTS = ('model', 'train_dataloader', 'optim_wrapper', 'param_scheduler', 'train_cfg', 'auto_scale_lr', 'sync_bn')
+FORGETFUL = {'CachedMosaic', 'CachedMixUp', 'EarlyStoppingHook'}  # what they remember is in no checkpoint
 # Where data and weights lie, how fast they are read, and what only looks on.
 INNOCENT = {
     *('data_root', 'data_prefix', 'ann_file', 'labels', 'record', 'backend_args', 'file_client_args'),
@@ -39,6 +40,11 @@ def conditions(cfg: Config) -> dict[str, Any]:
     parts = {name: cfg[name] for name in PARTS if cfg.get(name) is not None}
     parts.update(custom_hooks=hooks)
     return dict(seed=(cfg.get('randomness') or {}).get('seed'), **dict(_values(parts)))
+
+
+def forgetful(cfg: Config) -> list[str]:
+    """Parts of a config after which a resumed run may differ from an uninterrupted one."""
+    return sorted(FORGETFUL & {kind_of(part) for part in walk_dicts(cfg._cfg_dict)})
 
 
 def _values(node: Any, name: str = '') -> Iterator[tuple[str, Any]]:

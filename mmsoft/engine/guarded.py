@@ -99,18 +99,27 @@ class TrainingRunner(GuardedRunner):
 
     def build_train_loop(self, loop: BaseLoop | dict) -> BaseLoop:
         """Augmentations depend on a sample's place in the run, not on workers and interruptions."""
-        if isinstance(self._train_dataloader, Mapping):
-            loader = self.guard(self._train_dataloader, training=True)
-            loader.sampler = dict(type='mmsoft.SeededSampler', sampler=loader.sampler)
-            loader.dataset = dict(type='mmsoft.SeededDataset', dataset=loader.dataset)
-            diff_rank_seed = self._randomness_cfg.get('diff_rank_seed', False)
-            self._train_dataloader = Runner.build_dataloader(loader, self.seed, diff_rank_seed)
-        return super().build_train_loop(loop)
+        written = self._train_dataloader
+        if isinstance(written, Mapping):
+            self._train_dataloader = self.build_seeded(written)
+        try:
+            return super().build_train_loop(loop)
+        finally:
+            self._train_dataloader = written  # which tells MMEngine the batch size
+
+    def build_seeded(self, loader: Mapping) -> DataLoader:
+        loader = self.guard(loader, training=True)
+        loader.sampler = dict(type='mmsoft.SeededSampler', sampler=loader.sampler)
+        loader.dataset = dict(type='mmsoft.SeededDataset', dataset=loader.dataset)
+        return Runner.build_dataloader(loader, self.seed, self._randomness_cfg.get('diff_rank_seed', False))
 
     def register_hook(self, hook: Hook | dict, priority: Any = None) -> None:
         """The checkpoint hook removes an old file once the new one is written."""
         if isinstance(hook, Mapping) and kind_of(hook) == 'CheckpointHook':
             hook = dict(hook, type='mmsoft.LastingCheckpointHook')
+        if isinstance(hook, Mapping) and 'switch_pipeline' in hook:  # of the last epochs
+            options = dict(record=self.record, training=True, num_classes=task_of(self.cfg).label_count(self.cfg))
+            hook = dict(hook, switch_pipeline=[_safe(step, options) for step in hook['switch_pipeline']])
         super().register_hook(hook, priority)
 
     def own_hooks(self) -> list[Hook]:
@@ -127,8 +136,11 @@ def read_safely(
         if kind_of(leaf) == 'ClassFolders':
             leaf.record = str(record)
     options = dict(record=str(record), training=training, num_classes=num_classes)
-    for pipeline in pipelines(loader.dataset):
-        for index, step in enumerate(pipeline):
-            if kind_of(step) in ('LoadImageFromFile', 'LoadAnnotations'):
-                pipeline[index] = ConfigDict(type='mmsoft.ReadSafely', loader=step, **options)
+    for pipeline in pipelines(loader.dataset) if isinstance(loader.dataset, Mapping) else ():
+        pipeline[:] = [_safe(step, options) for step in pipeline]
     return loader
+
+
+def _safe(step: Mapping, options: Mapping) -> Mapping:
+    loads = kind_of(step) in ('LoadImageFromFile', 'LoadAnnotations')
+    return ConfigDict(type='mmsoft.ReadSafely', loader=step, **options) if loads else step

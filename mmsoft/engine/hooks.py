@@ -23,6 +23,8 @@ from mmsoft.visualization import write_picture
 from .saving import collect_for
 from .tasks import task_of
 
+EARLIER = 'saved before this run was resumed'
+
 
 class InvalidLossError(RuntimeError):
     """A loss that is not a finite number."""
@@ -98,7 +100,19 @@ class StopAtInvalidLoss(Hook):
 
 @HOOKS.register_module()
 class LastingCheckpointHook(CheckpointHook):
-    """With ``max_keep_ckpts``, the oldest checkpoint goes after the newest is written, not before."""
+    """With ``max_keep_ckpts``, the oldest checkpoint goes after the newest is written, not before.
+
+    A run that goes on saves wherever an uninterrupted one would: once there is a last checkpoint, with each best one.
+    """
+
+    def before_train(self, runner: Runner) -> None:
+        super().before_train(runner)
+        if runner._resume and runner.message_hub.runtime_info.get('last_ckpt'):
+            self.last_ckpt = EARLIER
+
+    def after_train(self, runner: Runner) -> None:
+        self.last_ckpt = None if self.last_ckpt == EARLIER else self.last_ckpt  # that is not to be published
+        super().after_train(runner)
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         keep, gone = self.max_keep_ckpts, []

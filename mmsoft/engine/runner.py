@@ -29,7 +29,7 @@ from mmsoft.checkpoints import EMA_KEY, CheckpointError, load_weights, names_for
 from mmsoft.checkpoints.meta import known_meta
 from mmsoft.registry import OPTIM_WRAPPERS
 
-from .conditions import as_configured, check_optimizer, check_same, listed, settings_of
+from .conditions import as_configured, check_optimizer, check_same, forgetful, listed, settings_of
 from .files import read_without_code
 from .logs import LogKeeper
 from .loops import LOOPS, EpochLoop
@@ -173,6 +173,12 @@ class Runner(runner.Runner):
                 f'after {self.max_iters}'
             )
         self.saved_iter = self.iter
+        names = forgetful(self.cfg)
+        if names:
+            self.logger.warning(
+                f'no checkpoint holds what {", ".join(names)} remembers: this run may end with other weights than an '
+                'uninterrupted one'
+            )
 
     def _compare(self, filename: str, checkpoint: dict) -> None:
         """Raise unless the run that wrote this checkpoint was like this one, or may be another."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from mmengine.dist import all_reduce, barrier, is_main_process
-from mmengine.hooks import CheckpointHook, Hook, SyncBuffersHook
+from mmengine.hooks import Hook, SyncBuffersHook
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 
 from mmsoft.checkpoints import EMA_KEY
@@ -140,14 +140,9 @@ class MakeUpValidation(Hook):
     def before_train(self, runner: Runner) -> None:
         if runner._resume and _validation_due(runner):
             runner.logger.info(f'The validation at iteration {runner.iter} is made up')
-            source = Path(runner._load_from).resolve()
             for hook in runner.hooks:
                 if isinstance(hook, SyncBuffersHook):  # it had averaged the buffers that were saved after an epoch
                     hook.called_in_train = isinstance(runner.train_loop, EpochBasedTrainLoop)
-                if isinstance(hook, CheckpointHook):  # it saves its last one again where the best is found
-                    step = runner.epoch if hook.by_epoch else runner.iter
-                    own = Path(hook.out_dir, hook.filename_tmpl.format(step)).resolve()
-                    hook.last_ckpt = str(source) if source == own else None
             runner.val_loop.run()
 
     def before_val_epoch(self, runner: Runner) -> None:

@@ -8,6 +8,7 @@ from .block import Block, Mlp, PostNormBlock, PreNormBlock
 from .cross_shaped_attention import CrossShapedAttention, CSwinBlock, GlobalBranch, InLineBranch, StripeBranch
 from .inline_attention import InLineAttention
 from .landmarks import Landmarks
+from .linear import Linear, with_torch_linears
 from .linear_attention import LinearAttention
 from .linformer_attention import LinformerAttention
 from .nystromformer_attention import NystromformerAttention
@@ -28,6 +29,7 @@ __all__ = [
     'InLineAttention',
     'InLineBranch',
     'Landmarks',
+    'Linear',
     'LinearAttention',
     'LinformerAttention',
     'Mlp',
@@ -47,4 +49,5 @@ __all__ = [
     'redraw_features',
     'resize_table',
     'stem',
+    'with_torch_linears',
 ]

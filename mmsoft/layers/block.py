@@ -15,7 +15,7 @@ class Mlp(nn.Module):
     """Linear, GELU (exact, or its tanh approximation), linear.
 
     ``recompute``: in training, backward computes the hidden map again (less memory, more time), or keeps it (False).
-    None computes it again on CPUs, where it costs next to nothing, and keeps it elsewhere.
+    None computes it again on CPUs, slice by slice, and keeps it elsewhere.
     """
 
     def __init__(self, dim: int, hidden: int, approximate: str = 'none', recompute: bool | None = None) -> None:

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import bounded_grid, dynamic_depthwise, from_windows, inline_attention, to_multiples, to_windows
+from mmsoft.ops import add_depthwise, bounded_grid, from_windows, inline_attention, to_multiples, to_windows
 from mmsoft.ops.checks import choose
 
-from .block import PreNormBlock
+from .block import Block
 from .heads import grid_of, split_evenly
 from .inline_attention import KERNELS, KernelPredictor
 from .linear import Linear
@@ -96,9 +96,8 @@ class InLineBranch(Branch):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
         y = inline_attention(self._heads(q), self._heads(k), self._heads(v), self.kernel)
-        kernels = self.predictor(source.mean(1)) + self.lepe.weight.squeeze(1)  # (B, C, 3, 3)
-        local = dynamic_depthwise(v.permute(0, 3, 1, 2), kernels).permute(0, 2, 3, 1)
-        return self._map(y, v) + local + self.lepe.bias
+        y, v = self._map(y, v).permute(0, 3, 1, 2), v.permute(0, 3, 1, 2)
+        return add_depthwise(y, v, self.predictor(source.mean(1)), self.lepe).permute(0, 2, 3, 1)
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, kernel={self.kernel}'
@@ -125,7 +124,7 @@ class CrossShapedAttention(nn.Module):
         return self.proj(torch.cat(parts, -1)[:, :height, :width].flatten(1, 2))
 
 
-class CSwinBlock(PreNormBlock):
+class CSwinBlock(Block):
     """A pre-norm block whose attention sees also its input before the norm."""
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:

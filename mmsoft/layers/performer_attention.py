@@ -16,6 +16,8 @@ class PerformerAttention(MultiHead):
     drawn from ``seed`` and saved with the weights; :meth:`redraw` draws others.
     """
 
+    directions: Tensor
+
     def __init__(self, dim: int, num_heads: int, num_features: int = 64, seed: int = 0) -> None:
         super().__init__(dim, num_heads)
         whole('num_features', num_features)
@@ -24,7 +26,7 @@ class PerformerAttention(MultiHead):
 
     def redraw(self, seed: int) -> None:
         """Draw the directions anew."""
-        self.directions.copy_(orthogonal_directions(*self.directions.shape, seed))
+        self.directions.copy_(orthogonal_directions(self.directions.shape[0], self.directions.shape[1], seed))
 
     def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""

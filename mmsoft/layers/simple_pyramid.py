@@ -6,15 +6,7 @@ Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection", 
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-
-
-class ChannelNorm(nn.LayerNorm):
-    """LayerNorm over the channels of a map."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) -> the same shape."""
-        y = nn.functional.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
-        return y.permute(0, 3, 1, 2)
+from torchvision.models.convnext import LayerNorm2d
 
 
 class SimplePyramid(nn.Module):
@@ -27,7 +19,7 @@ class SimplePyramid(nn.Module):
         super().__init__()
         half = dim // 2
         build = (
-            lambda: nn.Sequential(_double(dim, half), ChannelNorm(half), nn.GELU(), _double(half, half // 2)),
+            lambda: nn.Sequential(_double(dim, half), LayerNorm2d(half), nn.GELU(), _double(half, half // 2)),
             lambda: _double(dim, half),
             nn.Identity,
             lambda: nn.MaxPool2d(2, ceil_mode=True),

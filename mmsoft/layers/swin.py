@@ -33,6 +33,8 @@ class WindowAttention(swin.ShiftedWindowAttention):
     Maps whose shorter side is at most a window are not shifted.
     """
 
+    relative_position_index: Tensor
+
     def __init__(self, dim: int, num_heads: int, window_size: int, shifted: bool) -> None:
         shift = window_size // 2 if shifted else 0
         super().__init__(dim, [window_size] * 2, [shift] * 2, num_heads)
@@ -66,7 +68,8 @@ class WindowAttention(swin.ShiftedWindowAttention):
         """Which pairs of tokens of a window (n, w * w, w * w) the shift brought there from different sides."""
         rows, columns = (torch.arange(size, device=device) >= size - shift for size in sides)
         origin = 2 * rows[:, None].int() + columns.int()  # (H, W)
-        origin = to_windows(origin[None, :, :, None], (self.window_size[0],) * 2).flatten(1)  # (n, w * w)
+        side = self.window_size[0]
+        origin = to_windows(origin[None, :, :, None], (side, side)).flatten(1)  # (n, w * w)
         return origin.unsqueeze(1) != origin.unsqueeze(2)
 
     def extra_repr(self) -> str:

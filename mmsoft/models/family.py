@@ -11,14 +11,6 @@ from mmsoft.weights import CheckpointError, Weights
 Translation = Callable[[Weights], dict[str, Tensor]]
 
 
-def _no_options(weights: Weights) -> dict[str, Any]:
-    return {}
-
-
-def _usual(arch: str) -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of networks: a backbone and a classifier whose state dicts have the same names but for the head's.
@@ -32,8 +24,8 @@ class Family:
         archs: Architectures by name, the same as ``arch`` of the constructors takes.
         ours: Names that all of its weights have here; where they are another family's as well, give more of them. The
             last is shown.
-        not_ours: Names that tell weights of another family with these names apart.
         options: What shapes show of the constructors' options, ``arch`` among them.
+        not_ours: Names that tell weights of another family with these names apart.
         unseen: Options that shapes do not show, and the defaults.
         head: First parts of the names that only a classifier has.
         published: Names that all weights of its authors have, the last of which is shown; none if there are none.
@@ -51,8 +43,8 @@ class Family:
     classifier: type[nn.Module]
     archs: Mapping[str, Any]
     ours: tuple[str, ...]
+    options: Callable[[Weights], dict[str, Any]]
     not_ours: tuple[str, ...] = ()
-    options: Callable[[Weights], dict[str, Any]] = _no_options
     unseen: Mapping[str, Any] = field(default_factory=dict)
     head: tuple[str, ...] = ('head',)
     published: tuple[str, ...] = ()
@@ -60,7 +52,7 @@ class Family:
     to_published: Translation = dict
     prefixes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unlisted: frozenset[str] = frozenset()
-    timm_cfg: Callable[[str], dict[str, Any]] = _usual
+    timm_cfg: Callable[[str], dict[str, Any]] = lambda arch: {}
     maps: int | tuple[int, ...] = (0, 1, 2, 3)
     leaves: tuple[type[nn.Module], ...] = ()
 
@@ -104,9 +96,9 @@ def register_family(family: Family) -> Family:
             raise ValueError(f'family {family.title!r}: {name} is a name of {other.title} already: choose another')
     if not family.ours:
         raise ValueError(f'family {family.title!r} needs `ours`, names by which its weights are known')
-    FAMILIES[family.title] = family
-    for follow in _followers:
+    for follow in _followers:  # one may refuse it
         follow(family)
+    FAMILIES[family.title] = family
     return family
 
 

@@ -79,8 +79,8 @@ class InLineCSwin(Pyramid):
     def _stage(self, index: int, drop_paths: list[float]) -> Stage:
         dim, blocks = self.arch.dims[index], []
         for number, rate in enumerate(drop_paths):
-            mlp = Mlp(dim, 4 * dim, 'none', self.recompute)
-            blocks.append(CSwinBlock(dim, self._attention(index, number), mlp, rate, eps=1e-5))
+            attention, mlp = self._attention(index, number), Mlp(dim, 4 * dim, recompute=self.recompute)
+            blocks.append(CSwinBlock(dim, attention, mlp, rate, eps=1e-5))
         embed = PatchEmbed(self.arch.dims[index - 1], dim, 3, 2) if index else PatchEmbed(self.in_channels, dim, 7, 4)
         return Stage(embed, nn.Identity(), blocks, self.with_cp)
 

@@ -10,6 +10,7 @@ from .dispatch import explain, force_from_environment, kernels
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
 from .inline import (
+    add_depthwise,
     dynamic_depthwise,
     dynamic_depthwise_reference,
     inline_attention,
@@ -31,6 +32,7 @@ from .random_features import orthogonal_directions, positive_features, positive_
 from .slices import token_wise
 
 __all__ = [
+    'add_depthwise',
     'bounded_grid',
     'conv_unit',
     'dynamic_depthwise',

@@ -1,5 +1,7 @@
 """Convolutions whose stride is their window, and convolutions that BatchNorm and ReLU follow."""
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,7 +80,7 @@ def _against_folding(x: Tensor, unit: nn.Sequential) -> str | None:
         return f'the map has at most {FOLDED_PIXELS} pixels'
     if [type(part) for part in unit] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]:
         return 'the unit is not Conv2d, BatchNorm2d, ReLU'
-    conv, norm, _ = unit
+    conv, norm = _parts(unit)
     if norm.training:
         return 'BatchNorm is in training'
     if any(part is None for part in (conv.bias, norm.weight, norm.running_var)):
@@ -91,10 +93,15 @@ def _against_folding(x: Tensor, unit: nn.Sequential) -> str | None:
 @conv_unit.also('cpu', _against_folding)
 def _conv_unit_folded(x: Tensor, unit: nn.Sequential) -> Tensor:
     """In evaluation BatchNorm is a scale and a shift, which the convolution takes in: one pass less."""
-    conv, norm = unit[0], unit[1]
+    conv, norm = _parts(unit)
     if conv.weight.numel() > x.numel():
         x = x.contiguous()
-    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    mean, variance, shift = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var), cast(Tensor, conv.bias)
+    scale = norm.weight * (variance + norm.eps).rsqrt()
     weight = conv.weight * scale.view(-1, 1, 1, 1)
-    bias = norm.bias + (conv.bias - norm.running_mean) * scale
-    return F.conv2d(x, weight, bias, conv.stride, conv.padding).relu_()
+    bias = norm.bias + (shift - mean) * scale
+    return F.conv2d(x, weight, bias, cast(tuple[int, int], conv.stride), conv.padding).relu_()
+
+
+def _parts(unit: nn.Sequential) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    return cast(nn.Conv2d, unit[0]), cast(nn.BatchNorm2d, unit[1])

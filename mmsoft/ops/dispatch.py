@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
-import torch.fx
 from torch import Tensor, nn
+from torch.fx import _symbolic_trace
+from torch.jit._trace import is_tracing
 
 P = ParamSpec('P')
 R = TypeVar('R')
@@ -80,7 +81,10 @@ class Operator(Generic[P, R]):
 
     def choice(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """The kind that would run; None if one is forced that cannot."""
-        return next((i.kind for i in self.candidates() if i.against(*args, **kwargs) is None), None)
+        for implementation in self.candidates():
+            if implementation.against(*args, **kwargs) is None:
+                return implementation.kind
+        return None
 
     def reasons(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Why implementations decline this call."""
@@ -190,7 +194,7 @@ def eager_gpu(x: Tensor, *_: Any, **__: Any) -> str | None:
 
 def no_triton(*tensors: Tensor | None) -> str | None:
     """What speaks against kernels in Triton; meta tensors stand for a GPU's, and its interpreter runs on the CPU."""
-    if IS_EXPORTING() or torch.jit.is_tracing() or torch.fx._symbolic_trace._is_fx_tracing_flag:
+    if IS_EXPORTING() or is_tracing() or _symbolic_trace._is_fx_tracing_flag:
         return 'a program is being exported'
     there = [t for t in tensors if t is not None]
     if any(t.dtype not in (torch.float32, torch.float16, torch.bfloat16) for t in there):
@@ -221,7 +225,12 @@ def not_plain(*tensors: Tensor | None) -> str | None:
 
 def is_graph() -> bool:
     """Whether a graph is being made: by torch.compile, torch.export, ONNX's or TorchScript's tracer, or torch.fx."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.fx._symbolic_trace._is_fx_tracing_flag
+    return torch.compiler.is_compiling() or is_tracing() or _symbolic_trace._is_fx_tracing_flag
+
+
+def has_backward() -> bool:
+    """Whether results are kept for gradients; a TorchScript trace holds the forward pass alone."""
+    return torch.is_grad_enabled() and not is_tracing()
 
 
 def is_watched(module: nn.Module) -> bool:

@@ -3,12 +3,14 @@
 Han et al., "Bridging the Divide: Reconsidering Softmax and Linear Attention", NeurIPS 2024.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .checks import check, compute_dtype, saturating_cast
-from .dispatch import eager_cpu, eager_gpu, no_autocast, no_triton, operator
+from .dispatch import eager_cpu, eager_gpu, is_graph, is_watched, no_autocast, no_triton, not_plain, operator
 from .linear import linear_by_head
 
 
@@ -161,3 +163,24 @@ def _check_kernels(x: Tensor, kernels: Tensor) -> None:
         x=x,
         kernels=kernels,
     )
+
+
+@operator()
+def add_depthwise(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Module) -> Tensor:
+    """``y`` and two 3 x 3 depth-wise convolutions of x, both (B, C, H, W): by kernels (B, C, 3, 3), and by ``conv``."""
+    return y + dynamic_depthwise(x, kernels) + conv(x)
+
+
+def _against_one_convolution(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Module) -> str | None:
+    if type(conv) is not nn.Conv2d:
+        return 'something else stands for Conv2d'
+    if is_graph():  # which keeps no hooks
+        return None
+    return not_plain(conv.weight, conv.bias) or ('hooks hang on the convolution' if is_watched(conv) else None)
+
+
+@add_depthwise.also('folded', _against_one_convolution)
+def _add_depthwise_folded(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Module) -> Tensor:
+    """The sum of both kernels makes one convolution."""
+    weight, bias = cast(Tensor, conv.weight), cast(Tensor, conv.bias)
+    return y + dynamic_depthwise(x, kernels + weight.squeeze(1)) + bias.view(-1, 1, 1)

@@ -1,12 +1,13 @@
 """What treats every token by itself, run over slices of them and computed again in backward where that pays."""
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .dispatch import eager_cpu, is_watched, operator
+from .dispatch import eager_cpu, has_backward, is_watched, operator
 
 Function = Callable[..., Tensor]
 
@@ -22,7 +23,7 @@ def token_wise(
     """``function(x, *others)`` of tokens (..., C), each mapped by itself to C values: a method of ``module``.
 
     ``hidden`` is how many values it makes of a token on the way. ``recompute``: backward computes these again, or keeps
-    them; None computes again on CPUs, which slices make cheaper than to fetch them from memory.
+    them; None computes them again where they are cut into slices, and keeps them elsewhere.
     """
     return _run(function, (x, *others), bool(recompute))
 
@@ -42,18 +43,18 @@ def _token_wise_cpu(
     count = len(tokens[0])
     if count <= length:
         return _run(function, tokens, recompute is not False).view(x.shape)
-    slices = zip(*(t.split(length) for t in tokens), strict=True)
+    slices = list(zip(*(t.split(length) for t in tokens), strict=True))
     if torch.is_grad_enabled():
         return torch.cat([_run(function, part, recompute is not False) for part in slices]).view(x.shape)
-    y = None  # filled slice by slice: what is not kept for backward need not exist twice
-    for start, part in zip(range(0, count, length), slices, strict=True):
-        result = function(*part)
-        y = result.new_empty(tokens[0].shape) if y is None else y
-        y[start : start + length] = result
+    first = function(*slices[0])
+    y = first.new_empty(tokens[0].shape)  # filled slice by slice: what backward does not need need not exist twice
+    y[:length] = first
+    for start, part in zip(range(length, count, length), slices[1:], strict=True):
+        y[start : start + length] = function(*part)
     return y.view(x.shape)
 
 
 def _run(function: Function, tensors: Iterable[Tensor], recompute: bool) -> Tensor:
-    if recompute and torch.is_grad_enabled():
-        return checkpoint(function, *tensors, use_reentrant=False)
+    if recompute and has_backward():
+        return cast(Tensor, checkpoint(function, *tensors, use_reentrant=False))
     return function(*tensors)

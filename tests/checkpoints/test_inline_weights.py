@@ -28,7 +28,7 @@ from mmsoft.models import (
 )
 from mmsoft.models.family import our_family, published_family
 
-INLINE = {family.title: family for family in [*FAMILIES.values()][1:]}
+INLINE = {title: family for title, family in FAMILIES.items() if title.startswith('InLine')}
 SMALL = {
     'InLine-PVT': dict(dims=(16, 32, 48, 64), heads=(1, 2, 3, 4), depths=(1, 1, 2, 1)),
     'InLine-Swin': dict(DOUBLING, inline=(1, 0, 1, 0)),

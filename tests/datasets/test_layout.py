@@ -175,6 +175,20 @@ def only_crowds(content: dict) -> None:
         annotation['iscrowd'] = 1
 
 
+def broken_masks(content: dict) -> None:
+    """Each ended the process in pycocotools, or filled the memory."""
+    broken = [
+        [[1, 2, 3, None, 5, 6]],
+        [[1, 2, 3, float('inf'), 5, 6]],
+        [[1, 2, 10**9, 4, 5, 6]],
+        [[1, 2, '3', 4, 5, 6]],
+    ]
+    broken += [dict(counts=[5, 5], size=[10**5, 10**5]), dict(counts='x', size=[-1, -4]), dict(counts=[5]), 'x', 3]
+    sound = [None, [], [[]], dict(counts=[6], size=[2, 3]), [[-0.5, 2, 3, 4, 5e3, 6]]]
+    for annotation, mask in zip(content['annotations'] * 2, broken + sound, strict=False):
+        content['annotations'].append(dict(annotation, id=len(content['annotations']) + 1, segmentation=mask))
+
+
 def endless_box(content: dict) -> None:
     content['annotations'][0]['bbox'][2] = float('inf')
 
@@ -185,6 +199,7 @@ def endless_box(content: dict) -> None:
         (repeat_image, "1 image ids are used more than once, such as 1 for '000000000001.jpg' and '000000000002.jpg'"),
         (repeat_annotation, "1 annotation ids are used more than once, such as 1 in '000000000001.jpg' and '0000"),
         (only_crowds, r'all \d+ boxes in .* that can be used are crowds, not objects'),
+        (broken_masks, r"9 segmentations are no masks, such as annotation \d+ of '0+1.jpg': correct them"),
         (endless_box, r"1 boxes have numbers without end, such as annotation 1 of '0+1.jpg': \[.*inf"),
     ],
 )

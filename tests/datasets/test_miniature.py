@@ -87,6 +87,7 @@ def _write(root: Path, train: int) -> None:
     write_world('ade20k', root, **{**SMALL, 'train': train})
 
 
+@pytest.mark.slow
 def test_processes_that_write_the_same_world_at_once_or_are_killed(worlds: Path, tmp_path: Path) -> None:
     def start(train: int) -> BaseProcess:
         process = FORK.Process(target=_write, args=(tmp_path, train))

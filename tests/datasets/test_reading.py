@@ -1,5 +1,6 @@
 """Odd files are read; broken ones are skipped or blank, and on record."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -112,6 +113,31 @@ def test_a_picture_that_no_resizing_leaves_whole_ends_no_run(
     assert next(iter(read_faults(record).values())) == (
         f'ValueError: its sides of {height} and {width} pixels are too unequal to resize it'
     )
+
+
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='Windows has no pipes among its files')
+@pytest.mark.parametrize('world', ['coco', 'ade20k', 'imagenet'])
+def test_pipes_and_devices_are_not_read(world: str, worlds: Path, tmp_path: Path) -> None:
+    """One is waited for, the other fills the memory; an archive may hold links to it."""
+    shutil.copytree(worlds / FOLDERS[world], tmp_path / FOLDERS[world])
+    record = tmp_path / 'faults'
+    if world == 'imagenet':
+        options = dict(split='val', transform=dict(input_size=64), record=str(record))
+        data = ClassFolders(data_root=str(tmp_path / FOLDERS[world]), **options)
+    else:
+        pipeline = safely(config(world, tmp_path)['pipeline'], record, training=False)
+        data = build(world, tmp_path, pipeline=pipeline, test_mode=True)
+    places = [data.get_data_info(index)['img_path'] for index in range(2)]
+    if world == 'ade20k':
+        places.append(data.get_data_info(2)['seg_map_path'])
+    for path in places:
+        Path(path).unlink()
+    os.mkfifo(places[0])
+    for path in places[1:]:
+        Path(path).symlink_to('/dev/zero')
+    for index in range(3):
+        data[index]
+    assert read_faults(record) == dict.fromkeys(places, 'ValueError: it is a device or a pipe, not a file')
 
 
 def test_a_black_image_is_no_larger_than_pictures_are(worlds: Path, tmp_path: Path) -> None:

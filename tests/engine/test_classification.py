@@ -236,6 +236,7 @@ def trained(tmp_path_factory):
     return path, folder / 'run'
 
 
+@pytest.mark.slow
 def test_training_helps_and_is_logged(trained, tmp_path):
     path, folder = trained
     (log,) = folder.glob('*/vis_data/scalars.json')
@@ -263,6 +264,7 @@ def test_training_helps_and_is_logged(trained, tmp_path):
     assert torch.equal(backbone.state_dict()[name], checkpoint['state_dict_ema'][f'backbone.{name}'])
 
 
+@pytest.mark.slow
 def test_several_sizes_in_one_call(trained, tmp_path):
     path, folder = trained
     done = run('test', path, folder / 'epoch_8.pth', '--work-dir', tmp_path, '--sizes', 64, 96)
@@ -279,6 +281,7 @@ def test_several_sizes_in_one_call(trained, tmp_path):
         set_img_size(load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco')), 64)
 
 
+@pytest.mark.slow
 def test_the_authors_files_and_bare_ones_are_tested_as_they_are(trained, tmp_path):
     path, folder = trained
     own = mmsoft.checkpoints.load(folder / 'epoch_8.pth')
@@ -299,6 +302,7 @@ def test_the_authors_files_and_bare_ones_are_tested_as_they_are(trained, tmp_pat
     assert len(list((tmp_path / 'found' / 'drawn').iterdir())) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', ['fine-tune', 'linear-probe'])
 def test_other_classes_and_sizes_start_from_a_checkpoint(trained, tmp_path, how):
     """With the hooks as shipped; the metrics are those of the average, which a short run must not make useless."""
@@ -343,6 +347,7 @@ def test_other_classes_and_sizes_start_from_a_checkpoint(trained, tmp_path, how)
     assert (tmp_path / 'drawn' / 'banana' / f'{broken.stem}.jpg').is_file()
 
 
+@pytest.mark.slow
 def test_two_processes_validate_what_they_save(tmp_path):
     """Each has statistics of BatchNorm of its own while it trains."""
     cfg = small_config('classifier', tmp_path / 'data', train=16, batch=4, epochs=2)
@@ -357,6 +362,7 @@ def test_two_processes_validate_what_they_save(tmp_path):
     assert set(checkpoint['meta']['versions']) >= {'mmsoft', 'torch', 'timm', 'mmengine'}
 
 
+@pytest.mark.slow
 def test_a_trainings_checkpoint_loads_through_timm(trained, tmp_path):
     _, folder = trained
     options = dict(arch=MINI, img_size=64, num_classes=6)
@@ -370,6 +376,7 @@ def test_a_trainings_checkpoint_loads_through_timm(trained, tmp_path):
     assert torch.equal(again(x), model(x))
 
 
+@pytest.mark.slow
 def test_mistakes_are_named_before_training(trained, tmp_path):
     path, _ = trained
     cfg = load_config(path)
@@ -396,6 +403,7 @@ def test_mistakes_are_named_before_training(trained, tmp_path):
         train(detector, work_dir=str(tmp_path / 'e'), fine_tune='x.pth')
 
 
+@pytest.mark.slow
 def test_recipes_scale_with_the_batch(tmp_path):
     """The lr of the paper is for 1024 images; warm-up and floor follow it."""
     cfg = small_config('classifier', tmp_path / 'data', batch=4, epochs=2)

@@ -11,6 +11,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from small_runs import ENVIRONMENT, command, dump, losses, small_config
 
+pytestmark = pytest.mark.slow
+
 DRIVER = """\
 import runpy, shutil, sys
 from pathlib import Path

@@ -1,5 +1,6 @@
 """The config stays as it is written; what a run needs besides is built around it."""
 
+import pytest
 from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from small_runs import dump, small_config
@@ -14,6 +15,7 @@ OF_THE_COMMAND = ('launcher', 'work_dir', 'resume', 'load_from', 'randomness')
 OF_OURS = ('trust_checkpoint', 'resume_anyway', 'save_every')
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_what_was_written_and_asked_for(tmp_path):
     cfg = small_config('retinanet', tmp_path / 'data', train=2, epochs=1)
     cfg.sync_bn, cfg.train_dataloader.pin_memory = 'torch', True  # without effect on a CPU
@@ -49,3 +51,16 @@ def test_a_config_may_bring_hooks_of_its_own_in_place_of_ours(tmp_path):
     (report,) = (hook for hook in hooks if isinstance(hook, ReportFaults))
     assert report.record == str(tmp_path / 'run' / 'test_faults.jsonl')
     assert not any(isinstance(hook, SeedEachIteration) for hook in hooks)
+
+
+def test_the_pipeline_of_the_last_epochs_reads_safely_too(tmp_path):
+    cfg = small_config('retinanet', tmp_path / 'data', train=2)
+    cfg.work_dir = str(tmp_path / 'run')
+    pipeline = cfg.train_dataloader.dataset.pipeline
+    cfg.custom_hooks = [dict(type='mmdet.PipelineSwitchHook', switch_epoch=1, switch_pipeline=pipeline)]
+    hooks = TrainingRunner.from_cfg(cfg).hooks
+    (steps,) = (hook.switch_pipeline for hook in hooks if hasattr(hook, 'switch_pipeline'))
+    assert [step['type'] for step in steps[:2]] == ['mmsoft.ReadSafely'] * 2
+    assert [step['loader'] for step in steps[:2]] == pipeline[:2]
+    assert steps[2:] == pipeline[2:]
+    assert {step['record'] for step in steps[:2]} == {str(tmp_path / 'run' / 'faults.jsonl')}

@@ -23,6 +23,8 @@ from mmsoft.engine.predict import predict
 from mmsoft.engine.results import Results
 from mmsoft.engine.tasks import CLASSIFICATION
 
+pytestmark = pytest.mark.slow
+
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
 
 

@@ -25,6 +25,7 @@ HOLDER = textwrap.dedent("""\
     """)
 
 
+@pytest.mark.slow
 def test_a_killed_training_lets_go_though_its_worker_lives(tmp_path):
     with subprocess.Popen([sys.executable, '-c', HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         worker = int(holder.stdout.readline())

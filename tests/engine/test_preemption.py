@@ -14,6 +14,8 @@ from small_runs import ENVIRONMENT, assert_same_state, children, command, dump, 
 from mmsoft.checkpoints import read_checkpoint
 from mmsoft.engine.runner import latest_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def start(arguments: list, log: Path, appears: Path, **variables: str) -> subprocess.Popen:
     """In a session of its own, until the file is there."""

@@ -8,19 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.hooks import EMAHook
+from mmengine.config import Config
+from mmengine.evaluator import BaseMetric, Evaluator
+from mmengine.hooks import EarlyStoppingHook, EMAHook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
+from mmengine.structures import BaseDataElement
 from small_runs import ENVIRONMENT, assert_same_state, command, dump, every_iteration, run, small_config
 
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
-from mmsoft.engine.conditions import check_optimizer, check_same, conditions, differences
+from mmsoft.engine.conditions import check_optimizer, check_same, conditions, differences, forgetful
 from mmsoft.engine.resuming import own_files_only
 from mmsoft.engine.runner import Runner, latest_checkpoint
 from mmsoft.engine.saving import collect_for, parse_interval
 from mmsoft.engine.training import _start_alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('method', 'processes', 'place', 'done'),
     [('retinanet', 1, 1, 1), ('upernet', 2, 2, 0), ('classifier', 2, 5, 1)],
@@ -67,6 +71,7 @@ KILLER = textwrap.dedent("""\
     """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('method', 'number'), [('upernet', 'SIGKILL'), ('classifier', 'SIGTERM')])
 def test_a_validation_that_was_cut_off_is_made_up(method: str, number: str, tmp_path: Path) -> None:
     """The best checkpoint is that of an uninterrupted run, for loops over iterations and over epochs."""
@@ -91,6 +96,7 @@ def test_a_validation_that_was_cut_off_is_made_up(method: str, number: str, tmp_
     assert hubs[0]['best_score'] == hubs[1]['best_score']
 
 
+@pytest.mark.slow
 def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     cfg = every_iteration('retinanet', tmp_path / 'data')
     cfg.train_cfg.max_epochs = 1
@@ -117,9 +123,11 @@ def test_innocent_changes_are_none(tmp_path: Path) -> None:
     second.train_cfg.val_interval, second.work_dir = 1, 'elsewhere'
     assert not differences(conditions(first), conditions(second))
     second.train_cfg.max_epochs, second.model.backbone.drop_path_rate = 24, 0.1
+    second.sync_bn = 'torch'
     assert list(differences(conditions(first), conditions(second))) == [
         'model.backbone.drop_path_rate',
         'train_cfg.max_epochs',
+        'sync_bn',
     ]
 
 
@@ -198,6 +206,7 @@ class Toy(BaseModel):
         return dict(loss=self.norm(torch.stack(samples)).sum())
 
 
+@pytest.mark.slow
 def test_each_process_takes_its_own_statistics_beside_an_average_of_mmengine(tmp_path: Path) -> None:
     """In the file, EMAHook's average stands where the weights are looked for."""
 
@@ -237,6 +246,18 @@ def test_each_process_takes_its_own_statistics_beside_an_average_of_mmengine(tmp
     assert collect_for(first) == {}
 
 
+def test_what_no_checkpoint_holds_is_found_wherever_it_stands() -> None:
+    mosaic = dict(type='mmdet.CachedMosaic', img_scale=(64, 64))
+    cfg = Config(
+        dict(
+            train_dataloader=dict(dataset=dict(type='Wrapper', dataset=dict(pipeline=[dict(type='Flip'), mosaic]))),
+            default_hooks=dict(stop=dict(type=EarlyStoppingHook)),
+        )
+    )
+    assert forgetful(cfg) == ['CachedMosaic', 'EarlyStoppingHook']
+    assert forgetful(Config(dict(model=dict(type='mmdet.RetinaNet')))) == []
+
+
 def test_only_half_written_checkpoints_are_cleared_away(tmp_path: Path) -> None:
     """Somebody's half of a download is none."""
     ours, theirs = ['epoch_3.pth.part', 'best_a.pth.part', 'room.part'], ['film.mkv.part', 'a.part', 'epoch_2.pth']
@@ -246,6 +267,7 @@ def test_only_half_written_checkpoints_are_cleared_away(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} - {'.lock'} == set(theirs)
 
 
+@pytest.mark.slow
 def test_a_work_directory_that_mmengine_cannot_take_down_is_refused_at_the_start(tmp_path: Path) -> None:
     """MMEngine notes the name of a checkpoint in UTF-8; the run ended after its first one."""
     with pytest.raises(ValueError, match=r"caf\\udce9' is not UTF-8, .*name another --work-dir"):
@@ -258,3 +280,57 @@ def test_intervals() -> None:
     for text in ('15', 'min', '0s', '-3s', '1d', '3 min s'):
         with pytest.raises(ValueError, match='--save-every takes a time'):
             parse_interval(text)
+
+
+class Rising(BaseMetric):
+    """Better at each validation."""
+
+    seen = 0
+
+    def process(self, batch: object, samples: object) -> None:
+        self.results.append(1)
+
+    def compute_metrics(self, results: list) -> dict[str, float]:
+        Rising.seen += 1
+        return dict(score=float(Rising.seen))
+
+
+class Scored(Toy):
+    def forward(self, *samples, mode='loss'):
+        return [BaseDataElement()] if mode == 'predict' else super().forward(*samples)
+
+
+@pytest.mark.parametrize('place', [2, 4])
+def test_a_resumed_run_saves_wherever_an_uninterrupted_one_does(place: int, tmp_path: Path) -> None:
+    """With each best one MMEngine saves once more, in between; there processes average gradients, which rounds."""
+
+    def start(folder: Path, **options) -> Runner:
+        data = dict(batch_size=2, dataset=list(torch.randn(8, 2)))
+        return Runner(
+            Scored(),
+            str(folder),
+            train_dataloader=dict(data, sampler=dict(type='InfiniteSampler')),
+            val_dataloader=dict(data, sampler=dict(type='DefaultSampler', shuffle=False)),
+            train_cfg=dict(by_epoch=False, max_iters=7, val_interval=3),
+            val_cfg={},
+            val_evaluator=Evaluator(Rising()),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1), accumulative_counts=2),
+            default_hooks=dict(
+                checkpoint=dict(
+                    type='mmsoft.LastingCheckpointHook', by_epoch=False, interval=2, save_best='score', rule='greater'
+                )
+            ),
+            custom_hooks=[dict(type='mmsoft.MakeUpValidation')],
+            default_scope='mmengine',
+            experiment_name=f'saving_{place}_{folder.name}',
+            **options,
+        )
+
+    start(tmp_path / 'whole').train()
+    source = tmp_path / 'whole' / f'iter_{place}.pth'
+    start(tmp_path / 'resumed', resume=True, load_from=str(source)).train()
+    whole, resumed = (
+        {int(path.stem.split('_')[1]) for path in (tmp_path / name).glob('iter_*.pth')} for name in ('whole', 'resumed')
+    )
+    assert whole == {2, 3, 4, 6, 7}
+    assert resumed == {number for number in whole if number > place}

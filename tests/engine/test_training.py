@@ -16,6 +16,8 @@ from small_runs import ENVIRONMENT, children, command, dump, losses, run, small_
 from mmsoft.checkpoints import read_checkpoint
 from mmsoft.engine.runner import latest_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def weights_of(path):
     """All tensors of a checkpoint's model, and of their average where there is one."""

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from small_runs import ENVIRONMENT, command, dump, small_config
 
+pytestmark = pytest.mark.slow
+
 
 def together(lines: list[list], port: int, **variables: str) -> tuple[list[int], list[str]]:
     """Codes and words of two processes, started as srun does: nobody ends the others."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backbones import OnGrid
-from helpers import MINI, relative_error
+from helpers import INDUCTOR, MINI, relative_error
 from own_attention import EfficientAttention
 from torch import nn
 
@@ -32,6 +32,7 @@ from mmsoft.ops import (
     softmax_pinv,
     softmax_pinv_reference,
 )
+from mmsoft.ops.newton import BACKWARDS
 
 DIM, HEADS = 24, 3
 SPECS = [
@@ -411,3 +412,18 @@ def test_layers_name_what_does_not_fit():
     ):
         with pytest.raises(ValueError, match=message):
             build_wrong()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('newton_backward', BACKWARDS)
+def test_compiled_gradients_are_those_of_eager_mode(newton_backward):
+    """Machine code of our own backward passes; test_every_backbone compares the graphs of whole models."""
+    landmarks = Landmarks(DIM // HEADS, 2, num_landmarks=8)
+    attention = SoftAttention(DIM, HEADS, landmarks, 3, newton_iters=5, newton_backward=newton_backward)
+    x, gradients = torch.randn(2, 9 * 14, DIM, requires_grad=True), []
+    torch._dynamo.reset()
+    for run in (attention, torch.compile(attention, fullgraph=True, backend=INDUCTOR)):
+        loss = run(x, (9, 14)).square().mean()
+        gradients.append(torch.autograd.grad(loss, [x, *attention.parameters()]))
+    for eager, compiled in zip(*gradients, strict=True):
+        assert relative_error(compiled, eager) < 1e-3

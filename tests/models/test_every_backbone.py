@@ -1,6 +1,8 @@
 """What holds for every registered model: sizes, training, precision, compilation, options, timm's contract."""
 
 import inspect
+import re
+import sys
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import mmsoft.timm
 from mmsoft.engine.complexity import count_macs
 from mmsoft.layers import Mlp
 from mmsoft.models import CSWIN_ARCHS, DEIT_ARCHS, FAMILIES, PVT_ARCHS, SWIN_ARCHS
+from mmsoft.models.options import options_of
 
 every = pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
 # Million parameters of the classifier (1000 classes) and of the backbone (DeiT's has a pyramid besides).
@@ -211,6 +214,7 @@ def test_weights_move_between_backbone_and_classifier(case, tmp_path):
         assert torch.equal(last, backbone(x)[-1])
 
 
+@pytest.mark.slow
 @every
 def test_compile_and_export_are_whole_and_equal(case):
     model = case.build().eval()
@@ -232,14 +236,14 @@ COMPILED = [(case, {}) for case in INLINE] + [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('case', 'options'), COMPILED, ids=lambda x: x.name if isinstance(x, Case) else str(x))
 def test_compiled_training_gives_the_same_gradients(case, options):
     model = case.build(**options)
     x = torch.randn(1, 3, 230, 250)
     gradients = []
-    backend = INDUCTOR if options else 'aot_eager'  # InLine's graphs hold nothing of our own making
     torch._dynamo.reset()
-    for run in (model, torch.compile(model, fullgraph=True, backend=backend)):
+    for run in (model, torch.compile(model, fullgraph=True, backend='aot_eager')):  # inductor: test_attentions.py
         model.zero_grad()
         sum(y.square().mean() for y in run(x)).backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
@@ -358,6 +362,15 @@ def test_options_that_are_listed_exist(case):
 
 
 @every
+def test_type_checkers_see_every_option(case):
+    """Those that a constructor passes on stand in a TypedDict beside it; each family's classifier names them all."""
+    passed_on = inspect.signature(case.classifier).parameters['options'].annotation
+    typed = vars(sys.modules[case.classifier.__module__])[re.search(r'(\w+Options)', str(passed_on))[1]]
+    assert {'arch', *typed.__annotations__} == {*options_of(case.backbone)}
+    assert {*options_of(case.classifier)} - {*options_of(case.backbone)} == {'num_classes', 'global_pool', 'drop_rate'}
+
+
+@every
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
@@ -401,6 +414,7 @@ def test_a_wrong_init_cfg_is_shown_a_right_one(case, init_cfg):
         case.build(init_cfg=init_cfg).init_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', [*(case.name.removesuffix('_tiny') for case in INLINE), 'soft_others'])
 def test_a_compiled_model_takes_a_second_size(case):
     """torch.compile then traces with sizes that are symbols."""

@@ -10,9 +10,11 @@ import own_attention
 import own_family
 import pytest
 import torch
+from benchmark.cases import Case, build
 from helpers import ROOT, TOOLS
 
 import mmsoft
+import mmsoft.timm
 from mmsoft.checkpoints import CheckpointError, convert, from_published, load, read_architecture
 from mmsoft.engine.complexity import count_parts
 from mmsoft.engine.config import load_config
@@ -42,7 +44,7 @@ def test_what_the_pages_show_runs(name):
         (dict(name='new', linear='yes'), r"attention 'new': linear must be True or False; got 'yes'"),
         (dict(name='new', build=lambda place, *, size: None), r"needs a default; 'size' has none"),
     ],
-    ids=str,
+    ids=lambda value: '-'.join(value) if isinstance(value, dict) else '',
 )
 def test_attentions_that_cannot_be_registered(options, message):
     before = dict(ATTENTIONS)
@@ -86,12 +88,13 @@ class OwnClassifier(Net): ...
         (dict(title='ConvFormer'), "family 'ConvFormer' is registered already: choose another title"),
         (dict(backbone=SOFT), "family 'Net': SOFT is a name of SOFT already: choose another"),
         (dict(prefixes=dict(soft_pp={})), "family 'Net': soft_pp_tiny is a name of SOFT already"),
+        (dict(title='Coat'), "family 'Coat': timm has a model coat_tiny already: choose other prefixes"),
         (dict(ours=()), "family 'Net' needs `ours`, names by which its weights are known"),
     ],
     ids=str,
 )
 def test_families_that_cannot_be_registered(options, message):
-    usual = dict(title='Net', backbone=Net, classifier=NetClassifier, archs=dict(tiny=()), ours=('a.b',))
+    usual = dict(title='Net', backbone=Net, classifier=NetClassifier, archs=dict(tiny=()), ours=('a.b',), options=dict)
     before = list(FAMILIES)
     with pytest.raises(ValueError, match=re.escape(message)):
         mmsoft.register_family(Family(**usual | options))
@@ -104,7 +107,9 @@ def test_who_follows_the_table_sees_what_comes_later(monkeypatch):
     seen = []
     for_each_family(lambda family: seen.append(family.title))
     assert seen == list(FAMILIES)
-    mmsoft.register_family(Family(title='Net', backbone=Net, classifier=NetClassifier, archs={}, ours=('a.b',)))
+    mmsoft.register_family(
+        Family(title='Net', backbone=Net, classifier=NetClassifier, archs={}, ours=('a.b',), options=dict)
+    )
     assert seen == [*FAMILIES, 'Net']
 
 
@@ -114,7 +119,8 @@ def test_weights_that_look_like_another_familys(monkeypatch):
     monkeypatch.setattr('mmsoft.models.family._followers', [])
     with torch.device('meta'):
         swin = mmsoft.InLineSwin('tiny').state_dict()
-    net = Family(title='Net', backbone=Net, classifier=NetClassifier, archs={}, ours=FAMILIES['InLine-Swin'].ours)
+    ours = FAMILIES['InLine-Swin'].ours
+    net = Family(title='Net', backbone=Net, classifier=NetClassifier, archs={}, ours=ours, options=dict)
     mmsoft.register_family(net)
     with pytest.raises(
         CheckpointError, match=r'names of InLine-Swin and of Net: register .* with more names in `ours`'
@@ -140,6 +146,14 @@ def test_the_config_knows_both(tmp_path):
     assert isinstance(
         MODELS.build(dict(type='mmsoft.ConvFormerClassifier', arch=SMALL)), own_family.ConvFormerClassifier
     )
+
+
+@pytest.mark.parametrize(
+    'model', ['attention:efficient', 'pyramid:efficient', 'convformer_tiny', 'upernet:convformer_tiny']
+)
+def test_the_benchmark_knows_both(model):
+    work = build(Case(model, (64, 96)), 'meta')
+    assert any(type(m) in (own_attention.EfficientAttention, own_family.TokenMixer) for m in work.module.modules())
 
 
 def test_the_converter_is_told_of_it(tmp_path):

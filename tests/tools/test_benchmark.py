@@ -31,6 +31,7 @@ def quiet(text):
     pass
 
 
+@pytest.mark.slow
 def test_the_tool_measures_and_its_files_agree(tmp_path):
     arguments = ['--models', 'soft_pp_tiny', 'swin_tiny', '--sizes', '64x96', '--tasks', 'forward', 'train']
     arguments += ['--precisions', 'bf16', '--with-cp', '--rounds', '2', '--threads', '1', '--memory-samples', '2']
@@ -78,11 +79,12 @@ class Mine(SOFT):
     pass
 class MineClassifier(SOFTClassifier):
     pass
-archs = dict(tiny=None)
-register_family(Family(title='Mine', backbone=Mine, classifier=MineClassifier, archs=archs, ours=('mine',)))
+of = dict(archs=dict(tiny=None), ours=('mine',), options=dict)
+register_family(Family(title='Mine', backbone=Mine, classifier=MineClassifier, **of))
 """
 
 
+@pytest.mark.slow
 def test_attentions_and_families_of_ones_own_are_measured(tmp_path):
     (tmp_path / 'mine.py').write_text(MINE)
     arguments = ['--import', 'mine', '--models', 'attention:mine', 'mine_tiny', '--sizes', '32', '--rounds', '1']
@@ -93,6 +95,7 @@ def test_attentions_and_families_of_ones_own_are_measured(tmp_path):
     assert '| mine_tiny |' in run.stdout
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_the_case():
     """Known sizes: a product of 2048 x 2048 adds its result, 16 MiB; attention scores are counted as well."""
     grid = (20, 40)
@@ -105,6 +108,7 @@ def test_peak_memory_is_that_of_the_case():
     assert scores - fused > 12 * 800**2 * 4 / 2**20  # MiB of one matrix of scores
 
 
+@pytest.mark.slow
 def test_a_failing_case_is_told_and_the_others_go_on():
     records = []
     ours = Case('attention:soft_pp', (8, 8))
@@ -125,6 +129,7 @@ def test_a_failing_case_is_told_and_the_others_go_on():
     assert '; then its process ended' in markdown(make_report('some', records, (), ONCE))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_writes_what_it_has(tmp_path):
     arguments = ['--models', 'attention:soft_pp', '--sizes', '8', '16', '--rounds', '1000', '--gemm', '0']
     run = subprocess.Popen([*TOOL, *arguments, '--out', str(tmp_path)], stderr=subprocess.PIPE, text=True)
@@ -149,6 +154,7 @@ def test_every_backbone_builds_and_is_counted_without_computing(name):
     assert 1.4 < large / small < 2.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', TASKS)
 @pytest.mark.parametrize(
     'model', ['retinanet:soft_pp_tiny', 'mask_rcnn:convnext_tiny', 'upernet:swin_tiny', 'retinanet:resnet50']

@@ -65,6 +65,7 @@ def test_the_readme_points_at_what_exists():
     assert dead == []
 
 
+@pytest.mark.slow
 def test_the_tool_writes_and_names_mistakes(tmp_path):
     """On a copy in which one number is another."""
     metafiles = [path.relative_to(ROOT) for path in (ROOT / 'configs' / 'metafiles').iterdir()]

@@ -9,6 +9,8 @@ import mmsoft
 from mmsoft.engine import demo
 from mmsoft.engine.config import load_config
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_study_trains_both_gradients_and_sums_them_up():
     records = train_pair('soft_pp', seed=0, steps=5, batch=2, test_images=4)

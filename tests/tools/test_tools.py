@@ -95,6 +95,7 @@ def frames(path):
     return int(cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FRAME_COUNT))
 
 
+@pytest.mark.slow
 def test_boxes_of_pictures_and_a_video(narrow, pictures, tmp_path):
     """As a user calls it; the results load as COCO's do."""
     from pycocotools.coco import COCO
@@ -135,6 +136,7 @@ def test_boxes_of_pictures_and_a_video(narrow, pictures, tmp_path):
         assert y + height <= SIZE[0] + 1e-3
 
 
+@pytest.mark.slow
 def test_masks_and_category_ids(narrow, world, pictures, tmp_path):
     from pycocotools import mask
 
@@ -156,6 +158,7 @@ def test_masks_and_category_ids(narrow, world, pictures, tmp_path):
     assert category_ids(cfg, ('cat', 'unicorn'))[0] == [1, 2]
 
 
+@pytest.mark.slow
 def test_label_maps(narrow, pictures, tmp_path):
     cfg = load_config(narrow(UPERNET))
     torch.save(weights(cfg), tmp_path / 'w.pth')
@@ -196,6 +199,7 @@ def write_run(work_dir, name, rows, cut=''):
     (folder / f'{name}.json').write_text(text)  # as MMEngine writes both
 
 
+@pytest.mark.slow
 def test_curves_of_a_resumed_run(tmp_path):
     def training(step, loss):
         return dict(lr=0.1 / step, loss=loss, loss_cls=loss / 2, time=0.5, epoch=step // 10, iter=step, step=step)
@@ -253,6 +257,7 @@ def test_multiply_adds_of_a_head_by_hand(narrow):
     assert found == pixels * 9 * 32 * (2 * 32 + 9 * 80 + 9 * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'world_name'), [(MASK_RCNN, 'coco'), (UPERNET, 'ade/ADEChallengeData2016')])
 def test_browsing_draws_what_the_model_sees(narrow, world, tmp_path, name, world_name):
     options = dict(data_root=str(world / world_name))
@@ -277,6 +282,7 @@ def test_a_contact_sheet_of_different_sizes(tmp_path):
         contact_sheet([], tmp_path / 'sheet.png')
 
 
+@pytest.mark.slow
 def test_a_printed_config_is_the_same_config(tmp_path):
     source = ROOT / 'configs' / f'{MASK_RCNN}.py'
     run = tool(

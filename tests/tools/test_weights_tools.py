@@ -86,6 +86,7 @@ def test_architectures_are_read_from_our_weights():
         read_architecture(SOFT(MINI, out_indices=(0, 1)).state_dict())
 
 
+@pytest.mark.slow
 def test_conversion_as_a_user_calls_it(theirs, tmp_path):
     torch.save(dict(state_dict_ema={f'module.{n}': v for n, v in theirs.items()}), tmp_path / 'theirs.pth')
     tool = TOOLS / 'convert_checkpoint.py'
@@ -217,6 +218,7 @@ for source in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_models_of_the_hub(theirs, tmp_path, monkeypatch):
     folder = tmp_path / 'www' / 'some-one' / 'soft.v1' / 'resolve' / 'main'
     folder.mkdir(parents=True)
@@ -285,6 +287,7 @@ def real(tmp_path_factory):
     return config, folder / 'work'
 
 
+@pytest.mark.slow
 def test_a_published_training_serves_wherever_weights_do(real, tmp_path):
     config, work = real
     first = run('publish_checkpoint', work / 'epoch_1.pth', '--out-dir', tmp_path / 'a')
@@ -324,6 +327,7 @@ def test_a_published_training_serves_wherever_weights_do(real, tmp_path):
     assert torch.equal(model.norm.weight, source['backbone.norm.weight'])
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_what_is_published_and_loaded(real, tmp_path):
     _, work = real
     checkpoint = read_checkpoint(work / 'epoch_1.pth', trust=True)
@@ -381,7 +385,7 @@ def test_publishing_a_bare_classifier_and_mistakes(theirs, tmp_path):
     assert same(load(file), to_ours(theirs))
     for options, message in (
         (dict(part='backbone'), r"soft-tiny\.json' is the card of other weights: choose another --name"),
-        (dict(name='a/b'), r"--name is a name without folder and suffix; got 'a/b'"),
+        (dict(name='a/b'), r"--name is a short name without folder and suffix; got 'a/b'"),
         (dict(name='a.pth'), r"got 'a\.pth'"),
         (dict(metrics=tmp_path / 'none.json'), r"none\.json' cannot be read: .*No such file"),
         (dict(metrics=file), r'cannot be read'),

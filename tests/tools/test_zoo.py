@@ -18,6 +18,7 @@ def zoo(monkeypatch):
     return dict(configs=configs, method=method, report=report, runs=runs)
 
 
+@pytest.mark.slow
 def test_a_method_of_each_zoo_runs_and_an_invented_one_fails(tmp_path):
     table = tmp_path / 'zoo.md'
     names = ('centernet', 'fastscnn', 'invented/method')
@@ -38,6 +39,7 @@ def test_a_method_of_each_zoo_runs_and_an_invented_one_fails(tmp_path):
     assert '| fastscnn | fast_scnn_8xb4-160k_cityscapes-512x1024 | yes | yes | yes |' in table.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('fate', 'reason'), [(lambda *_: os._exit(3), 'ended with 3'), (lambda *_: time.sleep(60), 'no end after 0.5 s')]
 )
