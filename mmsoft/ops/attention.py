@@ -84,7 +84,7 @@ def _against_triton(q: Tensor, landmarks: Tensor, v: Tensor, *options: Any, **mo
         return reason
     if landmarks.dim() == 4 and landmarks.shape[2] > 64:
         return 'there are more than 64 landmarks'
-    return 'heads are wider than 64 channels' if max(q.shape[-1], v.shape[-1]) > 64 else None
+    return 'heads are wider than 32 channels' if max(q.shape[-1], v.shape[-1]) > 32 else None
 
 
 @softmax_free_attention.also('triton', _against_triton)
