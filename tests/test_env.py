@@ -41,6 +41,7 @@ def test_all_is_well_in_the_tested_set(capsys):
 def test_kernels_are_those_that_the_dispatcher_would_take():
     special = {'cpu': 'gelu_tanh', 'cuda': 'slicing'}['cuda' if torch.cuda.is_available() else 'cpu']
     assert special in env._kernels()[1].rpartition('; portable: ')[0]
+    assert ('no Triton: tensors are on the CPU' in env._kernels()[1]) == (not torch.cuda.is_available())
     with kernels('portable'):
         assert re.fullmatch(r'portable: \d+ operators', env._kernels()[1])
 
