@@ -143,6 +143,7 @@ def test_what_windows_lacks_is_not_imported():
         assert not found & UNIX_ONLY, file
 
 
+@pytest.mark.slow
 def test_importing_is_light():
     run = python('import mmsoft, sys; print(sorted({m.split(".")[0] for m in sys.modules} & {"torch", "mmengine"}))')
     assert run.stdout == '[]\n', run.stderr
@@ -267,6 +268,7 @@ def test_the_pins_agree():
     assert pins['torchvision'].startswith(versions.vision_for(pins['torch']) + '.')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tool', sorted(p.name for p in (ROOT / 'tools').glob('*.py')))
 def test_every_tool_explains_itself(tool, tmp_path):
     run = subprocess.run(

@@ -164,6 +164,7 @@ def test_the_benchmark_knows_both(model):
     assert any(type(m) in (own_attention.EfficientAttention, own_family.TokenMixer) for m in work.module.modules())
 
 
+@pytest.mark.slow
 def test_the_converter_is_told_of_it(tmp_path):
     """Its command line reads no config that could import the family."""
     torch.save(mmsoft.ConvFormer(SMALL).state_dict(), tmp_path / 'ours.pth')
