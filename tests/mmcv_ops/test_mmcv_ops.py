@@ -3,6 +3,7 @@
 Where mmcv is compiled, this tests that ours stay out of the way; ``ours`` calls them all the same.
 """
 
+import itertools
 import math
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def test_compiled_mmcv_gives_the_same(device):
 
 
 def test_nothing_to_do_is_done():
-    from mmcv.ops import nms, nms_match, roi_align, soft_nms
+    from mmcv.ops import carafe, nms, nms_match, roi_align, soft_nms
 
     boxes, scores = torch.zeros(0, 4), torch.zeros(0)
     assert nms(boxes, scores, 0.5)[1].dtype == torch.int64
@@ -60,6 +61,11 @@ def test_nothing_to_do_is_done():
     assert pooled.shape == (0, 3, 7, 7)
     pooled.sum().backward()
     assert not maps.grad.any()
+    masks = torch.zeros(0, 9, 16, 16, requires_grad=True)  # a mask head's upsampling without a positive region
+    spread = carafe(maps[:0], masks, 3, 1, 2)
+    assert spread.shape == (0, 3, 16, 16)
+    spread.sum().backward()
+    assert masks.grad.shape == masks.shape
 
 
 def test_the_layout_in_memory_does_not_matter():
@@ -203,8 +209,9 @@ def test_focal_losses():
         assert relative_error(found[name], value) < 1e-12, name
     extreme = torch.tensor([[200.0, -200.0]], requires_grad=True)
     for loss in (sigmoid_focal_loss, softmax_focal_loss):
-        (gradient,) = torch.autograd.grad(loss(extreme, torch.tensor([1]), 2.0, 0.25), extreme)
-        assert gradient.isfinite().all()
+        for label, gamma in itertools.product((0, 1), (0.0, 0.5, 2.0)):
+            (gradient,) = torch.autograd.grad(loss(extreme, torch.tensor([label]), gamma, 0.25), extreme)
+            assert gradient.isfinite().all()
 
 
 def test_multi_scale_attention():
