@@ -55,7 +55,7 @@ demo: install
 lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/basedpyright --pythonpath $(PY)
+	$(VENV)/bin/basedpyright -p . --pythonpath $(PY)
 
 dist: install
 	$(PY) -m pip install -q build twine

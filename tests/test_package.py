@@ -78,6 +78,17 @@ def test_imports_go_downward():
     assert checked > 10
 
 
+def test_the_package_imports_modules_from_where_they_are():
+    checked = 0
+    for file in [*(ROOT / 'mmsoft').rglob('*.py'), *(ROOT / 'tools').rglob('*.py')]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith('mmsoft.'):
+                place = ROOT.joinpath(*node.module.split('.'))
+                assert place.is_dir() or place.with_suffix('.py').is_file(), f'{file}: {node.module} is a former name'
+                checked += 1
+    assert checked > 100
+
+
 def is_parents_constructor(node):
     return isinstance(node, ast.Call) and ast.unparse(node.func) == 'super().__init__'
 
@@ -132,6 +143,7 @@ def test_what_windows_lacks_is_not_imported():
         assert not found & UNIX_ONLY, file
 
 
+@pytest.mark.slow
 def test_importing_is_light():
     run = python('import mmsoft, sys; print(sorted({m.split(".")[0] for m in sys.modules} & {"torch", "mmengine"}))')
     assert run.stdout == '[]\n', run.stderr
@@ -265,6 +277,7 @@ def test_the_pins_agree():
     assert Requirement(f'torchvision{versions.vision_for(pins["torch"])}').specifier.contains(pins['torchvision'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tool', sorted(p.name for p in (ROOT / 'tools').glob('*.py')))
 def test_every_tool_explains_itself(tool, tmp_path):
     run = subprocess.run(

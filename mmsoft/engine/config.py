@@ -11,12 +11,12 @@ from mmengine.registry import init_default_scope
 from torch import Tensor
 
 from mmsoft.checkpoints import CheckpointError
-from mmsoft.checkpoints.shapes import image_size
-from mmsoft.checkpoints.sources import is_remote
 from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
 from mmsoft.registry import MODELS
+from mmsoft.weights.shapes import image_size
+from mmsoft.weights.sources import is_remote
 
 from .files import read_without_code
 from .parts import LOADERS, kind_of, walk_dicts

@@ -400,6 +400,7 @@ def tool(path, option):
     return subprocess.run(command, cwd=path, capture_output=True, text=True, env=first_on_path(path))
 
 
+@pytest.mark.slow
 def test_installed_for_programs_that_import_mmcv_first(mmcv_without_compiler):
     path = mmcv_without_compiler
     first = 'import sys, mmcv.ops; print("mmsoft.registry" in sys.modules, mmcv.ops.get_compiler_version())'
@@ -427,6 +428,7 @@ def test_installed_for_programs_that_import_mmcv_first(mmcv_without_compiler):
     assert (path / 'mmcv' / '_ext.py').read_text() == 'nms = None\n'
 
 
+@pytest.mark.slow
 def test_compiled_operators_are_never_overridden(mmcv_without_compiler):
     """A compiled module, here any other extension module by its name, is found first, also beside an installed line."""
     import _testcapi  # an extension module that CPython brings

@@ -1,4 +1,7 @@
-"""The kernels' tests in Triton's interpreter, each file in a process: it has to be chosen before Triton is imported."""
+"""The kernels' tests, each file in a process: on the CPU in Triton's interpreter, which is chosen before its import.
+
+With MMSOFT_TEST_DEVICE=cuda the same tests run on the GPU.
+"""
 
 import os
 import subprocess
@@ -6,18 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import DEVICE, ROOT
 
 FILES = sorted(Path(__file__).parent.glob('interpreted_*.py'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('file', FILES, ids=lambda file: file.stem)
 def test_in_the_interpreter(file):
     pytest.importorskip('triton')
+    chosen = dict(TRITON_INTERPRET='1') if DEVICE.type == 'cpu' else {}
     run = subprocess.run(
         [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', '-x', str(file)],
         cwd=ROOT,
-        env=dict(os.environ, TRITON_INTERPRET='1', OMP_NUM_THREADS='1'),
+        env=dict(os.environ, OMP_NUM_THREADS='1', **chosen),
         capture_output=True,
         text=True,
     )

@@ -237,7 +237,7 @@ def kernel_token_gradient(
     wrap_triton(_token_gradient_kernel, q)[(batch * heads, triton.cdiv(n, TOKENS))](
         q, landmarks, g, c, v, grad_t, grad_q, scale, *q.stride(), *landmarks.stride(), *g.stride(), *v.stride(),
         heads, n, m, d, e, QUERIES=queries, VALUES=values,
-        TOKENS=TOKENS, M=block(m), D=block(d), E=block(e), PRECISION=PRECISION, num_warps=4,
+        TOKENS=TOKENS, M=block(m), D=block(d), E=block(e), PRECISION=PRECISION, num_warps=8,
     )  # fmt: skip
     return grad_q
 
