@@ -124,7 +124,7 @@ def test_classes_have_one_parent_and_set_nothing_before_it():
 
 
 def imports(node):
-    """Modules that a tree imports anywhere, but for what an ``if`` on the platform or a ``try`` guards."""
+    """Modules that a tree imports anywhere, except for what an ``if`` on the platform or a ``try`` guards."""
     if isinstance(node, ast.Try) or (isinstance(node, ast.If) and 'platform' in ast.unparse(node.test)):
         return
     if isinstance(node, ast.Import):
