@@ -13,23 +13,31 @@ PYTHON ?= python3
 CONFIG ?= configs/retinanet_soft_pp_small_1x_coco.py
 VENV := $(or $(VENV),.venv$(if $(filter original,$(STACK)),-original)$(if $(TORCH),-torch$(TORCH)))
 PY := $(VENV)/bin/python
+USED := $(or $(wildcard $(PY)),$(PYTHON))
 STAMP := $(VENV)/.stamp-$(STACK)$(if $(TORCH),-torch$(TORCH))
 EXTRAS := openmmlab$(if $(filter original,$(STACK)),-original),export,dev
 PRESENT := $(shell $(PY) -c "import importlib.metadata as m; print(m.version('torch'))" 2>/dev/null)
 PINNED := $(shell sed -n 's/^torch==//p' requirements.txt)
 CHOSEN := $(or $(TORCH),$(PRESENT),$(PINNED))
-VISION := 0.$(shell expr $(word 2,$(subst ., ,$(CHOSEN))) + 15)
+MINOR := $(word 2,$(subst ., ,$(CHOSEN)))
+# torchvision 0.29 is the first that fits every newer torch
+VISION := $(if $(filter 6 7 8 9 10 11 12 13,$(MINOR)),==0.$(shell expr $(MINOR) + 15).*,>=0.29)
 
 .PHONY: install test check demo lint dist
 install: $(STAMP)
 
 $(STAMP): pyproject.toml requirements.txt setup.py
-	@case $(STACK) in onedl|original) ;; *) echo 'STACK is onedl or original; got $(STACK)' >&2; exit 1;; esac
+	@case '$(STACK)' in onedl|original) ;; *) echo 'STACK is onedl or original; got $(or $(STACK),nothing)' >&2; exit 1;; esac
+	@case '$(CHOSEN)' in 2.[6-9]|2.[6-9].*|2.[1-9][0-9]*) ;; \
+	  *) echo 'TORCH is 2.6.0 or newer, such as $(PINNED); got $(CHOSEN)' >&2; exit 1;; esac
+	@[ $(words $(VENV)) = 1 ] || { echo 'VENV is a directory without blanks in its name; got $(VENV)' >&2; exit 1; }
+	@$(USED) -c "import sys; (3, 10) <= sys.version_info < (3, 14) or sys.exit('mmsoft needs Python 3.10 to 3.13, and $(USED) \
+	is %d.%d; name another with PYTHON=, and a new directory with VENV=' % sys.version_info[:2])"
 	@old='$(filter-out $(STAMP),$(wildcard $(VENV)/.stamp-*))'; [ -z "$$old" ] || \
 	  { echo "$(VENV) holds another set of libraries ($$old); name another directory with VENV=" >&2; exit 1; }
 	@$(PY) -m pip -V >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	grep -v '^torch' requirements.txt | $(PY) -m pip install -c /dev/stdin \
-	  'torch==$(CHOSEN)' 'torchvision==$(VISION).*' -e '.[$(EXTRAS)]'
+	  'torch==$(CHOSEN)' 'torchvision$(VISION)' -e '.[$(EXTRAS)]'
 	@# servers lack what OpenCV's windows need
 	$(PY) -c 'import cv2' || $(PY) -m pip install --force-reinstall --no-deps 'opencv-python-headless<4.13'
 	$(PY) -m mmsoft.env
@@ -47,7 +55,7 @@ demo: install
 lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/basedpyright --pythonpath $(PY)
+	$(VENV)/bin/basedpyright -p . --pythonpath $(PY)
 
 dist: install
 	$(PY) -m pip install -q build twine

@@ -174,7 +174,7 @@ def _kernels() -> tuple[str, str]:
     found = dispatch.overview(device)
     portable = f'portable: {len(found.pop(dispatch.PORTABLE, []))} operators'
     special = [f'{kind or "none serves"}: {", ".join(names)}' for kind, names in found.items()]
-    if reason := dispatch.no_triton(torch.empty(0, device=device)):
+    if special and (reason := dispatch.no_triton(torch.empty(0, device=device))):
         special.append(f'no Triton: {reason}')
     return f'on {device}', '; '.join([*special, portable])
 

@@ -100,20 +100,27 @@ def check(name: str) -> str:
 
 
 def _check_pair(torchvision: str) -> None:
-    """torchvision 0.(x + 15) is made for torch 2.x; nightly builds are let through."""
+    """Nightly builds are let through."""
     torch = sys.modules['torch'].__version__
     wanted = vision_for(torch)
-    if wanted and 'dev' not in torch + torchvision and numbers(torchvision)[:2] != numbers(wanted):
+    series, oldest = numbers(torchvision)[:2], numbers(wanted.lstrip('=>'))
+    fits = series >= oldest if wanted.startswith('>') else series == oldest
+    if wanted and 'dev' not in torch + torchvision and not fits:
         raise StackError(
-            f'torchvision {torchvision} is not made for torch {torch}, which needs torchvision {wanted}; '
+            f'torchvision {torchvision} is not made for torch {torch}, which needs torchvision {wanted.strip("=.*")}; '
             f'{_cure("torchvision", broken=True)}.'
         )
 
 
 def vision_for(torch: str) -> str:
-    """'2.12.1' -> '0.27', torchvision's number for this torch; '' for a torch of another generation."""
+    """'2.12.1' -> '==0.27.*', the torchvision for this torch; '' for a torch of another generation.
+
+    torchvision 0.(x + 15) is made for torch 2.x; from 0.29 on, for torch 2.14 and every newer one.
+    """
     major, minor, *_ = (*numbers(torch), 0, 0)
-    return f'0.{minor + 15}' if major == 2 else ''
+    if major != 2:
+        return ''
+    return f'==0.{minor + 15}.*' if minor < 14 else '>=0.29'
 
 
 def _check_operators(mmcv: str) -> None:
@@ -151,7 +158,7 @@ def _cure(name: str, *, broken: bool = False) -> str:
     """The command that installs this library, in the line of distributions that is there."""
     specification = getattr(REQUIREMENTS[name], line())
     if name == 'torchvision' and (vision := vision_for(installed('torch'))):
-        specification = f'torchvision=={vision}.*'
+        specification = f'torchvision{vision}'
     distribution = _distribution(specification)
     others = [d for d in MMCV if d != distribution and installed(d)] if name == 'mmcv' else []
     if others:  # they write the same folder

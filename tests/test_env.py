@@ -11,7 +11,7 @@ from fresh_python import ALONE, fake, fake_distribution, python
 
 from mmsoft import env
 from mmsoft.ops import kernels
-from mmsoft.versions import REQUIREMENTS
+from mmsoft.versions import REQUIREMENTS, vision_for
 
 
 def report(path=None, module='mmsoft.env'):
@@ -41,6 +41,7 @@ def test_all_is_well_in_the_tested_set(capsys):
 def test_kernels_are_those_that_the_dispatcher_would_take():
     special = {'cpu': 'gelu_tanh', 'cuda': 'slicing'}['cuda' if torch.cuda.is_available() else 'cpu']
     assert special in env._kernels()[1].rpartition('; portable: ')[0]
+    assert ('no Triton: tensors are on the CPU' in env._kernels()[1]) == (not torch.cuda.is_available())
     with kernels('portable'):
         assert re.fullmatch(r'portable: \d+ operators', env._kernels()[1])
 
@@ -60,12 +61,13 @@ BROKEN = {
     'a torchvision for another torch': (
         dict(torchvision='raise RuntimeError("operator torchvision::nms does not exist")'),
         'operator torchvision::nms does not exist; mend it with `pip install',
-        '"torchvision==0.',
+        f'"torchvision{vision_for(torch.__version__)}"',
     ),
     'an old mmdet': (dict(mmdet='__version__ = "2.28.2"'), 'mmdet 2.28.2 is too old; mend it with `pip install', ''),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', BROKEN)
 def test_what_is_broken_is_one_line_with_its_cure(case, tmp_path):
     modules, fault, cure = BROKEN[case]
@@ -80,6 +82,7 @@ def test_what_is_broken_is_one_line_with_its_cure(case, tmp_path):
     assert rows(text)[next(iter(modules))] == 'WRONG, see below'
 
 
+@pytest.mark.slow
 def test_an_empty_mmcv_and_none_at_all(tmp_path):
     (tmp_path / 'mmcv').mkdir()
     code = f'{ALONE}\nfrom mmsoft.env import main; sys.exit(main())'
@@ -97,6 +100,7 @@ def test_an_empty_mmcv_and_none_at_all(tmp_path):
     assert rows(run.stdout)['mmdet'] == 'not installed     pip install "mmsoft[openmmlab]"'
 
 
+@pytest.mark.slow
 def test_two_lines_in_one_folder_are_named(tmp_path):
     for name, version in (('mmcv-lite', '2.1.0'), ('onedl-mmcv', '2.3.6')):
         fake_distribution(tmp_path, name, version)

@@ -15,6 +15,9 @@ from packaging.utils import canonicalize_name
 PIP = ('-m', 'pip', '-q', '--disable-pip-version-check')
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope='module')
 def tracked():
     command = ['git', 'ls-files', '-co', '--exclude-standard']

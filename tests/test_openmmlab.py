@@ -18,6 +18,7 @@ from mmseg.structures import SegDataSample
 BACKBONE = dict(type='mmsoft.SOFT', arch=MINI)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('library', ['mmdet', 'mmseg'])
 def test_builds_in_a_fresh_process_without_custom_imports(library, mmcv_without_compiler):
     """Nothing of mmsoft is imported first: MMEngine finds the scope by itself, mmcv what --install wrote."""
@@ -34,6 +35,7 @@ def test_builds_in_a_fresh_process_without_custom_imports(library, mmcv_without_
     assert '(64, 128, 320, 512) (4, 8, 16, 32)' in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['retinanet_soft_pp_tiny_1x_coco', 'upernet_soft_pp_tiny_160k_ade20k'])
 def test_shipped_configs_bring_the_operators(name, mmcv_without_compiler):
     """A program of mmdet's or mmseg's own that only reads the config, with nothing compiled and nothing installed."""

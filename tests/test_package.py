@@ -78,6 +78,17 @@ def test_imports_go_downward():
     assert checked > 10
 
 
+def test_the_package_imports_modules_from_where_they_are():
+    checked = 0
+    for file in [*(ROOT / 'mmsoft').rglob('*.py'), *(ROOT / 'tools').rglob('*.py')]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith('mmsoft.'):
+                place = ROOT.joinpath(*node.module.split('.'))
+                assert place.is_dir() or place.with_suffix('.py').is_file(), f'{file}: {node.module} is a former name'
+                checked += 1
+    assert checked > 100
+
+
 def is_parents_constructor(node):
     return isinstance(node, ast.Call) and ast.unparse(node.func) == 'super().__init__'
 
@@ -113,7 +124,7 @@ def test_classes_have_one_parent_and_set_nothing_before_it():
 
 
 def imports(node):
-    """Modules that a tree imports anywhere, but for what an ``if`` on the platform or a ``try`` guards."""
+    """Modules that a tree imports anywhere, except for what an ``if`` on the platform or a ``try`` guards."""
     if isinstance(node, ast.Try) or (isinstance(node, ast.If) and 'platform' in ast.unparse(node.test)):
         return
     if isinstance(node, ast.Import):
@@ -132,6 +143,7 @@ def test_what_windows_lacks_is_not_imported():
         assert not found & UNIX_ONLY, file
 
 
+@pytest.mark.slow
 def test_importing_is_light():
     run = python('import mmsoft, sys; print(sorted({m.split(".")[0] for m in sys.modules} & {"torch", "mmengine"}))')
     assert run.stdout == '[]\n', run.stderr
@@ -197,9 +209,18 @@ def test_a_torchvision_for_another_torch_is_named(tmp_path):
     )
     fake(tmp_path, 'torchvision', 'raise RuntimeError("operator torchvision::nms does not exist")')
     assert f'importing it fails: operator torchvision::nms does not exist; {cure}' in refusal('torchvision', tmp_path)
+    # torchvision 0.29 is made for torch 2.14 and every newer one
+    fake(tmp_path, 'torch', '__version__ = "2.15.0+cu132"')
+    fake(tmp_path, 'torchvision', 'import torch; __version__ = "0.28.0"')
+    assert 'made for torch 2.15.0+cu132, which needs torchvision >=0.29; ' in refusal('torchvision', tmp_path)
+    fake(tmp_path, 'torchvision', 'import torch; __version__ = "0.29.2"')
+    assert python('from mmsoft.versions import require; require("torchvision")', path=tmp_path).returncode == 0
+    fake(tmp_path, 'torch', '__version__ = "2.12.1"')
+    assert 'torchvision 0.29.2 is not made for torch 2.12.1' in refusal('torchvision', tmp_path)
     fake(tmp_path, 'torchvision', 'import torch; __version__ = "0.28.0.dev20260101"')
     assert python('from mmsoft.versions import require; require("torchvision")', path=tmp_path).returncode == 0
-    pairs = {'2.6.0+cpu': '0.21', '2.9.1': '0.24', '2.12.1+cu130': '0.27', '2.13.0': '0.28', '3.0': ''}
+    pairs = {'2.6.0+cpu': '==0.21.*', '2.9.1': '==0.24.*', '2.12.1+cu130': '==0.27.*', '2.13.0': '==0.28.*', '3.0': ''}
+    pairs |= {'2.14.1': '>=0.29', '2.15.0+cu132': '>=0.29'}
     assert {torch: versions.vision_for(torch) for torch in pairs} == pairs
 
 
@@ -253,9 +274,10 @@ def test_the_pins_agree():
         for version in versions_within:
             assert all(limit.contains(version) for limit in limits[canonicalize_name(pinned.name)]), text
     pins = dict(text.split('==') for text in tested if '==' in text)
-    assert pins['torchvision'].startswith(versions.vision_for(pins['torch']) + '.')
+    assert Requirement(f'torchvision{versions.vision_for(pins["torch"])}').specifier.contains(pins['torchvision'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tool', sorted(p.name for p in (ROOT / 'tools').glob('*.py')))
 def test_every_tool_explains_itself(tool, tmp_path):
     run = subprocess.run(
@@ -276,7 +298,7 @@ def test_make_chooses_what_is_asked_for(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     plan = make('test', f'VENV={tmp_path}')
     pins = dict(text.split('==') for text in specifications()[1] if '==' in text)
-    assert f"'torch=={pins['torch']}' 'torchvision=={versions.vision_for(pins['torch'])}.*'" in plan
+    assert f"'torch=={pins['torch']}' 'torchvision{versions.vision_for(pins['torch'])}'" in plan
     assert "-e '.[openmmlab,export,dev]'" in plan
     plan = make('test', 'STACK=classic', 'TORCH=2.6.0')
     assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,dev]'" in plan
@@ -284,6 +306,28 @@ def test_make_chooses_what_is_asked_for(tmp_path, monkeypatch):
     run = subprocess.run(['make', 'install', 'STACK=new', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode
     assert 'STACK is onedl or original; got new' in run.stderr
+    plan = make('test', 'TORCH=2.15.0', f'VENV={tmp_path}')
+    assert "'torch==2.15.0' 'torchvision>=0.29'" in plan
+    for wrong, said in (
+        ('STACK=', 'STACK is onedl or original; got nothing'),
+        ('TORCH=2.5.1', 'TORCH is 2.6.0 or newer, such as 2.12.1; got 2.5.1'),
+        ('TORCH=new', 'got new'),
+        (f'VENV={tmp_path}/two words', f'VENV is a directory without blanks in its name; got {tmp_path}/two words'),
+    ):
+        run = subprocess.run(
+            ['make', 'install', f'VENV={tmp_path}/none', wrong], cwd=ROOT, capture_output=True, text=True
+        )
+        assert run.returncode
+        assert said in run.stderr
+    old = tmp_path / 'python'
+    pretend = 'import sys; sys.version_info = (3, 9, 18); exec(sys.argv[2])'
+    old.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c '{pretend}' \"$@\"\n")
+    old.chmod(0o755)
+    run = subprocess.run(
+        ['make', 'install', f'VENV={tmp_path}/none', f'PYTHON={old}'], cwd=ROOT, capture_output=True, text=True
+    )
+    assert f'mmsoft needs Python 3.10 to 3.13, and {old} is 3.9; name another with PYTHON=' in run.stderr
+    assert not (tmp_path / 'none').exists()
     (tmp_path / '.stamp-original').touch()
     run = subprocess.run(['make', 'install', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode

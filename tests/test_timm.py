@@ -25,6 +25,7 @@ NAMES = [
 INLINE = dict(pvt='InLinePVT', swin='InLineSwin', deit='InLineDeiT', cswin='InLineCSwin')
 
 
+@pytest.mark.slow
 def test_importing_is_light_and_registers_every_name():
     code = 'import sys, mmsoft.timm; print(callable(mmsoft.timm.soft_tiny), {"mmengine", "mmdet"} & {*sys.modules})'
     code += '; import timm; print(*timm.list_models(module="timm"))'

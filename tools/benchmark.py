@@ -1,7 +1,6 @@
 """Measure time and peak memory of backbones, whole models or attentions, side by side in one run."""
 
 import argparse
-import importlib
 import signal
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from benchmark import (
     with_gemm,
 )
 
-from mmsoft.engine.cli import run_tool
+from mmsoft.engine.cli import add_import, run_tool
 
 MEMORY_SAMPLES = 1
 # What goes with --models, and what it is by default.
@@ -37,8 +36,6 @@ OWN_CHOICE = dict(
 
 def main() -> None:
     args = parse()
-    for module in args.imports:
-        importlib.import_module(module)
     if args.suite in COUNTED:
         print(COUNTED[args.suite].run(args, lambda text: print(text, file=sys.stderr, flush=True)))
         return
@@ -58,7 +55,7 @@ def main() -> None:
     report = run_benchmark(
         args.name or name,
         [with_gemm(group, args.gemm, args.device) for group in groups],
-        Options(args.rounds, args.threads, not args.no_memory, samples, tuple(args.imports)),
+        Options(args.rounds, args.threads, not args.no_memory, samples, tuple(args.imports or ())),
         args.peer or PEERS,
         lambda text: print(text, file=sys.stderr, flush=True),
         args.out,
@@ -77,14 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         '--peer', nargs='+', metavar='NAME', help='backbones or attentions that others are compared with'
     )
-    parser.add_argument(
-        '--import',
-        dest='imports',
-        nargs='+',
-        default=(),
-        metavar='MODULE',
-        help='modules that register attentions or families of your own',
-    )
+    add_import(parser)
     parser.add_argument('--device', default='cpu', choices=('cpu', 'cuda'))
     parser.add_argument('--rounds', type=int, default=9, help='at most; slow groups of a suite have fewer')
     parser.add_argument('--threads', type=int, default=torch.get_num_threads())

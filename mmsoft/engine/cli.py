@@ -41,7 +41,7 @@ def add_import(parser: argparse.ArgumentParser) -> None:
         type=_imported,
         nargs='+',
         metavar='MODULE',
-        help='modules that register families of your own, found as Python finds them (PYTHONPATH)',
+        help='modules that register attentions or families of your own, found as Python finds them (PYTHONPATH)',
     )
 
 

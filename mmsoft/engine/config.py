@@ -11,12 +11,12 @@ from mmengine.registry import init_default_scope
 from torch import Tensor
 
 from mmsoft.checkpoints import CheckpointError
-from mmsoft.checkpoints.shapes import image_size
-from mmsoft.checkpoints.sources import is_remote
 from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
 from mmsoft.registry import MODELS
+from mmsoft.weights.shapes import image_size
+from mmsoft.weights.sources import is_remote
 
 from .files import read_without_code
 from .parts import LOADERS, kind_of, walk_dicts
@@ -27,19 +27,9 @@ LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last st
 _PICKLE_READERS = dict(OpenImagesChallengeDataset='its hierarchy file', DODDataset='its annotations')
 # What MMEngine's Runner reads besides what a config has.
 RUNNER_KEYS = (
-    *(
-        'custom_hooks',
-        'custom_imports',
-        'default_hooks',
-        'launcher',
-        'load_from',
-        'resume',
-        'work_dir',
-        'compile',
-        'sync_bn',
-    ),
-    *('visualizer', 'env_cfg', 'model_wrapper_cfg', 'find_unused_parameters', 'auto_scale_lr', 'experiment_name'),
-    *('log_processor', 'log_level', 'randomness', 'optim_wrapper', 'param_scheduler'),
+    *('custom_hooks', 'custom_imports', 'default_hooks', 'launcher', 'load_from', 'resume', 'work_dir', 'compile'),
+    *('sync_bn', 'visualizer', 'env_cfg', 'model_wrapper_cfg', 'find_unused_parameters', 'auto_scale_lr'),
+    *('experiment_name', 'log_processor', 'log_level', 'randomness', 'optim_wrapper', 'param_scheduler'),
 )
 
 

@@ -21,7 +21,7 @@ from mmengine.runner.checkpoint import (
 )
 
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
-from mmsoft.checkpoints.pickles import PLAIN, Machine
+from mmsoft.weights.pickles import PLAIN, Machine
 
 # Beginnings of what MMEngine loads; the empty one is that of paths.
 _PLAIN_SOURCES = ('', 'http://', 'https://')

@@ -15,11 +15,11 @@ from mmengine.config import Config
 from mmsoft.checkpoints import EMA_KEY, CheckpointError, load, read_checkpoint
 from mmsoft.checkpoints.architecture import read_architecture
 from mmsoft.checkpoints.converting import PARTS, select_part, verify
-from mmsoft.checkpoints.families import our_family
-from mmsoft.checkpoints.loading import take_prefix
-from mmsoft.checkpoints.sources import HASH_LENGTH, is_remote, sha256_of
-from mmsoft.checkpoints.writing import WRITTEN, to_bytes, write
 from mmsoft.files import is_file_name, json_plain
+from mmsoft.models.family import our_family
+from mmsoft.weights.fitting import take_prefix
+from mmsoft.weights.sources import HASH_LENGTH, is_remote, sha256_of
+from mmsoft.weights.writing import WRITTEN, to_bytes, write
 
 from .parts import LOADERS, walk_dicts
 

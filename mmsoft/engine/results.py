@@ -12,7 +12,7 @@ from typing import Any
 from mmengine.evaluator import DumpResults
 from mmengine.logging import print_log
 
-from mmsoft.checkpoints.writing import whole_file
+from mmsoft.weights.writing import whole_file
 
 
 class Results:

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader
 
 import mmsoft
 from mmsoft.checkpoints import EMA_KEY, CheckpointError, load_weights, names_for, read_checkpoint, read_state_dict
-from mmsoft.checkpoints.meta import known_meta
 from mmsoft.registry import OPTIM_WRAPPERS
+from mmsoft.weights.meta import known_meta
 
 from .conditions import as_configured, check_optimizer, check_same, forgetful, listed, settings_of
 from .files import read_without_code

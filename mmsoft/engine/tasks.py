@@ -34,7 +34,7 @@ class Task:
         heads: Modules that can tell ``num_classes``; the first that there is does.
         demo_batch: Images of a batch of ``--demo``, of all processes together.
         demo_epochs: Its length.
-        draw: Of an image (H, W, 3), a sample and the data set's meta, a picture; see visualization.draw_sample.
+        draw: Of an image (H, W, 3), a sample and the data set's meta, a picture; see visualization.draw_instances.
         writer: Keeps predictions in files.
         steps: Of a config, what loads a picture and what prepares it for the model.
         input_shape: Of a config, (height, width) of what the model sees in testing.

@@ -22,10 +22,10 @@ from mmengine.hooks import EMAHook
 from mmengine.logging import print_log
 
 from mmsoft.checkpoints import load, read_checkpoint
-from mmsoft.checkpoints.sources import locate, sha256_of
 from mmsoft.files import json_name, json_text
 from mmsoft.versions import REQUIREMENTS, require
 from mmsoft.visualization import contact_sheet, plot_curves
+from mmsoft.weights.sources import locate, sha256_of
 
 from . import demo as demo_world
 from .classification import AverageWeights

@@ -51,7 +51,8 @@ def carafe_backward(
 
 def _blocks(x: Tensor, groups: int, height: int, width: int) -> Tensor:
     """(b, c, h * s, w * s) -> (b, groups, c / groups, h, s, w, s): each source pixel's s * s pixels."""
-    return wide(x).view(len(x), groups, -1, height, x.shape[2] // height, width, x.shape[3] // width)
+    size = x.shape[1] // groups, height, x.shape[2] // height, width, x.shape[3] // width
+    return wide(x).view(len(x), groups, *size)
 
 
 def carafe_naive_forward(

@@ -56,6 +56,9 @@ def softmax_focal_loss_backward(
 ) -> None:
     """Fills ``grad_input`` (n, classes), the gradient of the logits; ``buff`` (n,) is scratch."""
     p = wide(softmax).gather(1, target.clamp(min=0)[:, None])[:, 0]
-    slope = alpha * (gamma * (1 - p) ** (gamma - 1) * p * _log(p) - (1 - p) ** gamma)
+    rest = 1 - p
+    # where p is 1 its logarithm is 0, and so is the first term, also for a gamma below 1
+    falling = rest.clamp(min=torch.finfo(torch.float32).tiny) ** (gamma - 1) * p * _log(p)
+    slope = alpha * (gamma * falling - rest**gamma)
     slope = _weigh(slope * (target >= 0), weight, target)
     grad_input.copy_(slope[:, None] * (_is_class(softmax, target).to(slope) - wide(softmax)))

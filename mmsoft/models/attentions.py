@@ -123,9 +123,12 @@ def register_attention(
         raise ValueError(f'the name of an attention must be letters, digits and underscores; got {name!r}')
     if name in ATTENTIONS:
         raise ValueError(f'attention {name!r} is registered already: choose another name')
+    if not callable(build) or not inspect.signature(build).parameters:
+        raise ValueError(f'attention {name!r}: build must be a function of a Place, and of options; got {build!r}')
+    reads = (reads,) if isinstance(reads, str) else tuple(reads)
     for option in reads:
         choose(f'attention {name!r}: reads', option, SHARED)
-    row = Attention(build, title or name, flag(f'attention {name!r}: linear', linear), tuple(reads))
+    row = Attention(build, title or name, flag(f'attention {name!r}: linear', linear), reads)
     needed = [option for option, default in row.options.items() if default is inspect.Parameter.empty]
     if needed:
         raise ValueError(f'attention {name!r}: every option of its builder needs a default; {needed[0]!r} has none')

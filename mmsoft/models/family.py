@@ -13,7 +13,7 @@ Translation = Callable[[Weights], dict[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of networks: a backbone and a classifier whose state dicts have the same names but for the head's.
+    """A family of networks: a backbone and a classifier whose state dicts have the same names except for the head's.
 
     Functions of weights take those of a whole backbone or classifier.
 
@@ -86,6 +86,8 @@ _followers: list[Callable[[Family], None]] = []
 
 def register_family(family: Family) -> Family:
     """Make a family of your own known to timm, OpenMMLab's configs, the converter, get_flops and the benchmark."""
+    if not isinstance(family, Family):
+        raise TypeError(f'register_family takes a Family, the record that a module of models/ ends in; got {family!r}')
     if family.title in FAMILIES:
         raise ValueError(f'family {family.title!r} is registered already: choose another title')
     classes = {kind.__name__: other for other in FAMILIES.values() for kind in (other.backbone, other.classifier)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mmsoft.layers import ConvUnit, Mlp, PositionTable, PostNormBlock, PreNormBlock, embedded_size, stem
+from mmsoft.layers import Block, ConvUnit, Mlp, PositionTable, PostNormBlock, PreNormBlock, embedded_size, stem
 from mmsoft.layers.landmarks import SAMPLINGS
 from mmsoft.ops.checks import choose, flag, whole
 from mmsoft.ops.newton import BACKWARDS
@@ -153,9 +153,7 @@ def _check_options(specs: Sequence[Mapping[str, Any]], landmarks: Mapping[str, A
         if option not in read:
             readers = ' and '.join(name for name, row in ATTENTIONS.items() if option in row.reads)
             reject_idle(SOFT, {option: value}, f'{stages}: only {readers} have it')
-    if (
-        'num_landmarks' not in read and landmarks['num_landmarks'] is not None
-    ):  # None is for the keys of stage 4 as well
+    if 'num_landmarks' not in read and landmarks['num_landmarks'] is not None:  # None also unbinds stage 4's keys
         reject_idle(SOFT, dict(num_landmarks=landmarks['num_landmarks']), f'{stages}: none has landmarks')
     own = [{**row.options, **spec} for row, spec in zip(rows, specs, strict=True) if 'landmark_seed' in row.reads]
     if all(options.get('sampling', landmarks['sampling']) != 'random' for options in own):
@@ -164,7 +162,7 @@ def _check_options(specs: Sequence[Mapping[str, Any]], landmarks: Mapping[str, A
 
 def _blocks(
     place: Place, spec: Mapping[str, Any], last: bool, drop_paths: Sequence[float], recompute: bool | None
-) -> list[PostNormBlock]:
+) -> list[Block]:
     """Stages 1 to 3 normalise after each residual and take the tanh GELU, stage 4 before it and the exact one."""
     dim, blocks = place.dim, []
     for index, drop_path in enumerate(drop_paths):

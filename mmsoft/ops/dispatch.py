@@ -25,6 +25,8 @@ PORTABLE = 'portable'
 VARIABLE = 'MMSOFT_KERNELS'
 # torch 2.6 cannot tell export from compilation
 IS_EXPORTING: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
+# torch 2.6 asks by an older name; what both read is a flag until torch 2.13 and a value of the thread since
+IS_FX_TRACING: Callable[[], bool] = getattr(_symbolic_trace, 'is_fx_symbolic_tracing', _symbolic_trace.is_fx_tracing)
 OPERATORS: dict[str, 'Operator[..., Any]'] = {}
 _forced: str | None = None  # a plain global: torch.compile guards it
 _barred: str | None = None
@@ -194,7 +196,7 @@ def eager_gpu(x: Tensor, *_: Any, **__: Any) -> str | None:
 
 def no_triton(*tensors: Tensor | None) -> str | None:
     """What speaks against kernels in Triton; meta tensors stand for a GPU's, and its interpreter runs on the CPU."""
-    if IS_EXPORTING() or is_tracing() or _symbolic_trace._is_fx_tracing_flag:
+    if IS_EXPORTING() or is_tracing() or IS_FX_TRACING():
         return 'a program is being exported'
     there = [t for t in tensors if t is not None]
     if any(t.dtype not in (torch.float32, torch.float16, torch.bfloat16) for t in there):
@@ -225,7 +227,7 @@ def not_plain(*tensors: Tensor | None) -> str | None:
 
 def is_graph() -> bool:
     """Whether a graph is being made: by torch.compile, torch.export, ONNX's or TorchScript's tracer, or torch.fx."""
-    return torch.compiler.is_compiling() or is_tracing() or _symbolic_trace._is_fx_tracing_flag
+    return torch.compiler.is_compiling() or is_tracing() or IS_FX_TRACING()
 
 
 def has_backward() -> bool:

@@ -23,7 +23,8 @@ def draw_sample(
 ) -> np.ndarray:
     """The BGR ``image`` (H, W, 3) with the predictions of a sample of any kind, or its ground truth.
 
-    ``meta`` holds the data set's ``classes`` and, where it has colours of its own, ``palette``.
+    ``meta`` holds the data set's ``classes`` and, where it has colours of its own, ``palette``. This is for a sample
+    without its config; where that is at hand, the record of its task says who draws.
     """
     draw = dict(ClassSample=draw_class, SegDataSample=draw_label_map).get(type(sample).__name__, draw_instances)
     return draw(image, sample, meta, score_thr, truth)

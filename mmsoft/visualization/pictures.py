@@ -5,7 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from mmsoft.checkpoints.writing import whole_file
+from mmsoft.weights.writing import whole_file
 
 
 def write_picture(image: np.ndarray, path: Path) -> None:

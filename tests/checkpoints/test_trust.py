@@ -201,6 +201,7 @@ print(ends['read'], ends['refused'], peak)
 """
 
 
+@pytest.mark.slow
 def test_mutated_pickles_are_read_or_refused(tmp_path):
     folder = ROOT / 'tests' / 'support'
     arguments = [sys.executable, '-c', FUZZ, str(folder), str(tmp_path), '0', '2400']
@@ -337,6 +338,7 @@ def test_what_reads_pickles_by_itself_is_refused_unless_trusted(hostile, part, m
     guard_files(cfg, trust=True)
 
 
+@pytest.mark.slow
 def test_the_tools_start_no_part_of_a_model_from_code(hostile):
     cfg = small_config('retinanet', hostile / 'data', train=4, epochs=1)
     config = dump(cfg, hostile)

@@ -120,6 +120,7 @@ def test_every_generator_is_seeded_by_epoch_and_place() -> None:
     assert len(set(drawn)) == len(drawn) == 24
 
 
+@pytest.mark.slow
 def test_samples_depend_on_seed_and_epoch_not_on_workers(coco: Path) -> None:
     reference = loader('coco', coco, coco / 'faults', 'DefaultSampler')
     first, second = epoch_of(reference, 0), epoch_of(reference, 1)
@@ -136,6 +137,7 @@ def test_samples_depend_on_seed_and_epoch_not_on_workers(coco: Path) -> None:
     assert not same(sorted(different, key=lambda pair: pair[0]), sorted(first, key=lambda pair: pair[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sampler', ['DefaultSampler', 'InfiniteSampler'])
 def test_two_processes_draw_what_one_does(sampler: str, ade20k: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(rank: int, processes: int, count: int) -> list:

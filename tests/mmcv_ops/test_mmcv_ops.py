@@ -3,6 +3,7 @@
 Where mmcv is compiled, this tests that ours stay out of the way; ``ours`` calls them all the same.
 """
 
+import itertools
 import math
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from fresh_python import ALONE, python
 from helpers import first_on_path, relative_error
 from mmcv_cases import Draw, with_gradients
 
@@ -49,7 +51,7 @@ def test_compiled_mmcv_gives_the_same(device):
 
 
 def test_nothing_to_do_is_done():
-    from mmcv.ops import nms, nms_match, roi_align, soft_nms
+    from mmcv.ops import carafe, nms, nms_match, roi_align, soft_nms
 
     boxes, scores = torch.zeros(0, 4), torch.zeros(0)
     assert nms(boxes, scores, 0.5)[1].dtype == torch.int64
@@ -60,6 +62,11 @@ def test_nothing_to_do_is_done():
     assert pooled.shape == (0, 3, 7, 7)
     pooled.sum().backward()
     assert not maps.grad.any()
+    masks = torch.zeros(0, 9, 16, 16, requires_grad=True)  # a mask head's upsampling without a positive region
+    spread = carafe(maps[:0], masks, 3, 1, 2)
+    assert spread.shape == (0, 3, 16, 16)
+    spread.sum().backward()
+    assert masks.grad.shape == masks.shape
 
 
 def test_the_layout_in_memory_does_not_matter():
@@ -203,8 +210,9 @@ def test_focal_losses():
         assert relative_error(found[name], value) < 1e-12, name
     extreme = torch.tensor([[200.0, -200.0]], requires_grad=True)
     for loss in (sigmoid_focal_loss, softmax_focal_loss):
-        (gradient,) = torch.autograd.grad(loss(extreme, torch.tensor([1]), 2.0, 0.25), extreme)
-        assert gradient.isfinite().all()
+        for label, gamma in itertools.product((0, 1), (0.0, 0.5, 2.0)):
+            (gradient,) = torch.autograd.grad(loss(extreme, torch.tensor([label]), gamma, 0.25), extreme)
+            assert gradient.isfinite().all()
 
 
 def test_multi_scale_attention():
@@ -392,6 +400,7 @@ def tool(path, option):
     return subprocess.run(command, cwd=path, capture_output=True, text=True, env=first_on_path(path))
 
 
+@pytest.mark.slow
 def test_installed_for_programs_that_import_mmcv_first(mmcv_without_compiler):
     path = mmcv_without_compiler
     first = 'import sys, mmcv.ops; print("mmsoft.registry" in sys.modules, mmcv.ops.get_compiler_version())'
@@ -405,6 +414,11 @@ def test_installed_for_programs_that_import_mmcv_first(mmcv_without_compiler):
     assert tool(path, '--install').returncode == 0
     assert 'is removed' in tool(path, '--remove').stdout
     assert not (path / 'mmcv' / '_ext.py').exists()
+    left = path / 'left'  # by an uninstall, beside the line that --install wrote
+    (left / 'mmcv').mkdir(parents=True)
+    (left / 'mmcv' / '_ext.py').write_text(mmcv_ops.LINE)
+    alone = f'{ALONE}\nfrom mmsoft.mmcv_ops import __main__ as tool; print(tool.status())'
+    assert python(alone, path=left).stdout.startswith('missing: mmcv is not installed, or only a folder')
     (path / 'mmcv' / '_ext.py').write_text('nms = None\n')
     assert 'foreign: ' in tool(path, '--status').stdout
     for option in ('--install', '--remove'):
@@ -414,6 +428,7 @@ def test_installed_for_programs_that_import_mmcv_first(mmcv_without_compiler):
     assert (path / 'mmcv' / '_ext.py').read_text() == 'nms = None\n'
 
 
+@pytest.mark.slow
 def test_compiled_operators_are_never_overridden(mmcv_without_compiler):
     """A compiled module, here any other extension module by its name, is found first, also beside an installed line."""
     import _testcapi  # an extension module that CPython brings

@@ -250,6 +250,7 @@ def test_compiled_training_gives_the_same_gradients(case, options):
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*gradients, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['inline_pvt', 'inline_swin', 'inline_deit', 'inline_cswin'])
 def test_exported_classifiers_take_any_batch(name):
     model = CASES[name].classify(num_classes=5).eval()
@@ -260,6 +261,7 @@ def test_exported_classifiers_take_any_batch(name):
         assert relative_error(program(x), model(x)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('name', ['inline_pvt', 'inline_swin', 'inline_deit', 'inline_cswin'])
 def test_traced_classifiers_take_any_batch(name):

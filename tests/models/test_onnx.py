@@ -6,6 +6,7 @@ from backbones import BATCH, CASES
 from helpers import relative_error
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason="torch 2.6's own exporter fails at BatchNorm")
 @pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
 @pytest.mark.filterwarnings('ignore')

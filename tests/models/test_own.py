@@ -41,6 +41,9 @@ def test_what_the_pages_show_runs(name):
             dict(name='new', reads=['landmarks']),
             r"attention 'new': reads 'landmarks' is unknown; choose one of",
         ),
+        (dict(name='new', reads='landmarks'), r"attention 'new': reads 'landmarks' is unknown; choose one of"),
+        (dict(name='new', build=None), r"attention 'new': build must be a function of a Place, and of .*; got None"),
+        (dict(name='new', build=lambda: None), r"attention 'new': build must be a function of a Place, and of options"),
         (dict(name='new', linear='yes'), r"attention 'new': linear must be True or False; got 'yes'"),
         (dict(name='new', build=lambda place, *, size: None), r"needs a default; 'size' has none"),
     ],
@@ -101,6 +104,11 @@ def test_families_that_cannot_be_registered(options, message):
     assert list(FAMILIES) == before
 
 
+def test_a_class_is_no_family():
+    with pytest.raises(TypeError, match=r"register_family takes a Family, .*; got <class '.*Net'>"):
+        mmsoft.register_family(Net)
+
+
 def test_who_follows_the_table_sees_what_comes_later(monkeypatch):
     monkeypatch.setattr('mmsoft.models.family.FAMILIES', dict(FAMILIES))
     monkeypatch.setattr('mmsoft.models.family._followers', [])
@@ -156,6 +164,7 @@ def test_the_benchmark_knows_both(model):
     assert any(type(m) in (own_attention.EfficientAttention, own_family.TokenMixer) for m in work.module.modules())
 
 
+@pytest.mark.slow
 def test_the_converter_is_told_of_it(tmp_path):
     """Its command line reads no config that could import the family."""
     torch.save(mmsoft.ConvFormer(SMALL).state_dict(), tmp_path / 'ours.pth')

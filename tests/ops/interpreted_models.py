@@ -53,5 +53,5 @@ def test_reasons():
     assert 'triton runs' in explain(softmax_free_attention, q, landmarks[:, :, :64], q)
     assert 'more than 64 landmarks' in explain(softmax_free_attention, q, landmarks, q)
     assert 'neither float32' in explain(softmax_free_attention, q.double(), landmarks[:, :, :64].double(), q.double())
-    wide = torch.randn(1, 2, 30, 65)
-    assert 'wider than 64' in explain(softmax_free_attention, wide, wide, wide)
+    wide = torch.randn(1, 2, 30, 33)
+    assert 'wider than 32' in explain(softmax_free_attention, wide, wide, wide)

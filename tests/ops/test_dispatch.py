@@ -104,6 +104,7 @@ def test_an_operator_without_the_forced_kind_runs_its_portable_version():
         assert linear.choice(torch.ones(2, 3), torch.ones(4, 3)) == 'portable'
 
 
+@pytest.mark.slow
 def test_the_environment_forces_kernels(monkeypatch):
     run = python(
         'import os; os.environ["MMSOFT_KERNELS"] = "portable"\n'

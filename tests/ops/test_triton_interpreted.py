@@ -14,6 +14,7 @@ from helpers import DEVICE, ROOT
 FILES = sorted(Path(__file__).parent.glob('interpreted_*.py'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('file', FILES, ids=lambda file: file.stem)
 def test_in_the_interpreter(file):
     pytest.importorskip('triton')

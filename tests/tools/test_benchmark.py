@@ -144,6 +144,7 @@ def test_an_interrupted_run_writes_what_it_has(tmp_path):
     assert 2 <= len(row['seconds_samples']) < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', backbones())
 def test_every_backbone_builds_and_is_counted_without_computing(name):
     case = Case(name, (64, 96))

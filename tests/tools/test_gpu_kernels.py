@@ -33,6 +33,7 @@ def test_the_page_has_all_kernels():
             assert gpu_kernels.excess(target, registers, spilled, shared * 1024) is None, (name, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('target', gpu_kernels.TARGETS)
 def test_kernels_keep_within_their_budgets(target):
     table, version = committed()

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmsoft.checkpoints.writing import whole_file
 
 from mmsoft.engine.runner import latest_checkpoint
 from mmsoft.engine.training import train
+from mmsoft.weights.writing import whole_file
 
 
 def train_once(cfg: Config, folder: Path, seed: int) -> str:

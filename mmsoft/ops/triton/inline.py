@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernel_products import TOKENS, chunk_of
+from .kernel_products import chunk_of
 from .launch import PRECISION, block, operator, wrap_triton
 from .tiles import store, tile
 
@@ -154,6 +154,13 @@ def _gradient_kernel(
     store(dv, grad_v + (image * n * heads + head) * e, start, n, heads * e, 1, e, TOKENS, E)
 
 
+def tiles(d: int, e: int) -> dict[str, int]:
+    """Tiles of tokens and programs for them that fit into every GPU's registers and shared memory."""
+    if max(d, e) <= 32:
+        return dict(TOKENS=64, num_warps=4, num_stages=3)
+    return dict(TOKENS=32, num_warps=8, num_stages=1)
+
+
 @operator
 def inline_summary(k: Tensor, v: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
     """k (B, N, h, d), v (B, N, h, e) -> products (chunks, B, h, d, e) and means (chunks, B, h, d + e)."""
@@ -164,7 +171,7 @@ def inline_summary(k: Tensor, v: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
     means = products.new_empty((chunks, batch, heads, d + e))
     wrap_triton(_summary_kernel, k)[(batch * heads, chunks)](
         k, v, products, means, *k.stride(), *v.stride(), heads, n, d, e, KERNEL=kernel,
-        CHUNK=chunk, TOKENS=TOKENS, D=block(d), E=block(e), PRECISION=PRECISION, num_warps=4,
+        CHUNK=chunk, D=block(d), E=block(e), PRECISION=PRECISION, **tiles(d, e),
     )  # fmt: skip
     return products, means
 
@@ -187,9 +194,9 @@ def inline_output(q: Tensor, matrix: Tensor, mean: Tensor, kernel: str, dtype: t
     batch, n, heads, d = q.shape
     e = matrix.shape[3]
     y = q.new_empty((batch, n, heads, e), dtype=dtype)
-    wrap_triton(_output_kernel, q)[(batch * heads, triton.cdiv(n, TOKENS))](
+    wrap_triton(_output_kernel, q)[(batch * heads, triton.cdiv(n, tiles(d, e)['TOKENS']))](
         q, matrix, mean, y, *q.stride(), heads, n, d, e, KERNEL=kernel,
-        TOKENS=TOKENS, D=block(d), E=block(e), PRECISION=PRECISION, num_warps=4,
+        D=block(d), E=block(e), PRECISION=PRECISION, **tiles(d, e),
     )  # fmt: skip
     return y
 
@@ -201,11 +208,12 @@ def inline_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk (B, N, h, d) and dv (B, N, h, e)."""
     batch, n, heads, d = q.shape
+    e = v.shape[3]
     grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    wrap_triton(_gradient_kernel, q)[(batch * heads, triton.cdiv(n, TOKENS))](
+    wrap_triton(_gradient_kernel, q)[(batch * heads, triton.cdiv(n, tiles(d, e)['TOKENS']))](
         q, k, v, g, matrix, mean, grad_matrix, grad_mean, grad_q, grad_k, grad_v, scale,
-        *q.stride(), *k.stride(), *v.stride(), *g.stride(), heads, n, d, v.shape[3], KERNEL=kernel,
-        TOKENS=TOKENS, D=block(d), E=block(v.shape[3]), PRECISION=PRECISION, num_warps=4,
+        *q.stride(), *k.stride(), *v.stride(), *g.stride(), heads, n, d, e, KERNEL=kernel,
+        D=block(d), E=block(e), PRECISION=PRECISION, **tiles(d, e),
     )  # fmt: skip
     return grad_q, grad_k, grad_v
 
