@@ -35,6 +35,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f'mmsoft.{name}')
     if name.startswith('__'):
         raise AttributeError(f'module mmsoft has no attribute {name!r}')
+    if name == 'Predictor':
+        return importlib.import_module('mmsoft.engine.predictor').Predictor
     models = importlib.import_module('mmsoft.models')
     if name in _MODELS:
         return getattr(models, name)
@@ -42,7 +44,7 @@ def __getattr__(name: str) -> Any:
     found = {kind.__name__: kind for family in families for kind in (family.backbone, family.classifier)}
     if name not in found:
         raise AttributeError(
-            f'module mmsoft has no attribute {name!r}; it has {", ".join((*found, *_MODELS, *_ROOMS))}'
+            f'module mmsoft has no attribute {name!r}; it has {", ".join((*found, *_MODELS, "Predictor", *_ROOMS))}'
         )
     return found[name]
 
