@@ -1,4 +1,4 @@
-"""Names that come from data, and where files named after them go; disks that take no more."""
+"""Shipped files; names that come from data, and where files named after them go; disks that take no more."""
 
 import errno
 import os
@@ -19,6 +19,12 @@ _NOT_ON_WINDOWS = re.compile(r'[<>:"|?*]|[. ]$|^(con|prn|aux|nul|com\d|lpt\d)(\.
 # Controls, separators of lines, turns of the direction of writing, halves of characters.
 _STEERS = re.compile('[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EROFS, getattr(errno, 'EDQUOT', errno.ENOSPC)}
+
+
+def shipped(name: str) -> Path:
+    """The folder ``tools`` or ``configs``: beside the package in a checkout, inside it once installed."""
+    package = Path(__file__).parent
+    return next(path for path in (package / '.mim' / name, package.parent / name) if path.is_dir())
 
 
 def disk_is_full(error: BaseException) -> bool:

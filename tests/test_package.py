@@ -30,6 +30,8 @@ ROOMS = [
     'timm',
     'visualization',
     'engine',
+    'cli',
+    '__main__',
 ]
 # These work without OpenMMLab; the others are made for it.
 STANDALONE = ['ops', 'layers', 'weights', 'models', 'checkpoints']
