@@ -27,6 +27,7 @@ VARIABLE = 'MMSOFT_KERNELS'
 IS_EXPORTING: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
 # torch 2.6 asks by an older name; what both read is a flag until torch 2.13 and a value of the thread since
 IS_FX_TRACING: Callable[[], bool] = getattr(_symbolic_trace, 'is_fx_symbolic_tracing', _symbolic_trace.is_fx_tracing)
+OLDEST_TRITON = (3, 7)  # torch 2.12 brings it
 OPERATORS: dict[str, 'Operator[..., Any]'] = {}
 _forced: str | None = None  # a plain global: torch.compile guards it
 _barred: str | None = None
@@ -206,13 +207,22 @@ def no_triton(*tensors: Tensor | None) -> str | None:
 
 @torch.compiler.assume_constant_result
 def _no_triton_on(device: str, index: int | None) -> str | None:
-    interpreted = os.environ.get('TRITON_INTERPRET') == '1'
+    return _no_triton_for(device, index, os.environ.get('TRITON_INTERPRET') == '1')
+
+
+@functools.cache
+def _no_triton_for(device: str, index: int | None, interpreted: bool) -> str | None:
     if device == 'cpu' and not interpreted:
         return 'tensors are on the CPU'
     if device not in ('cpu', 'cuda', 'meta'):
         return f'tensors are on {device}'
     if importlib.util.find_spec('triton') is None:
         return 'Triton is not installed'
+    import triton
+
+    if tuple(map(int, triton.__version__.split('.')[:2])) < OLDEST_TRITON:
+        oldest = '.'.join(map(str, OLDEST_TRITON))
+        return f'Triton {triton.__version__} is older than {oldest}, with which the kernels are tested'
     if device == 'cuda' and not torch.version.hip and torch.cuda.get_device_capability(index) < (8, 0):
         return 'the GPU is older than compute capability 8.0'
     return None

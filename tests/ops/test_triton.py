@@ -1,16 +1,15 @@
 """How the Triton kernels are reached: when they run, what graphs and counters see; nothing imports them early."""
 
-import pytest
 import torch
 from fresh_python import python
-from helpers import MINI
+from helpers import MINI, needs_triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmsoft.models import SOFT, InLineSwin
-from mmsoft.ops import inline_attention, softmax_free_attention
+from mmsoft.ops import dispatch, inline_attention, softmax_free_attention
 from mmsoft.ops.dispatch import explain, no_triton, without
 
-pytest.importorskip('triton')
+needs_triton()
 
 
 class Launches(TorchDispatchMode):
@@ -124,6 +123,9 @@ def test_reasons(monkeypatch):
     meta = q.to('meta')
     assert no_triton(meta) is None
     assert no_triton(meta, None, meta.double()) == 'a tensor is neither float32 nor float16 nor bfloat16'
+    monkeypatch.setattr(dispatch, '_no_triton_for', dispatch._no_triton_for.__wrapped__)  # which asks once
+    monkeypatch.setattr(dispatch, 'OLDEST_TRITON', (99, 0))
+    assert 'is older than 99.0, with which the kernels are tested' in no_triton(meta)
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
     assert no_triton(meta) == 'Triton is not installed'
 

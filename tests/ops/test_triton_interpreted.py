@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import DEVICE, ROOT
+from helpers import DEVICE, ROOT, needs_triton
 
 FILES = sorted(Path(__file__).parent.glob('interpreted_*.py'))
 
@@ -17,7 +17,7 @@ FILES = sorted(Path(__file__).parent.glob('interpreted_*.py'))
 @pytest.mark.slow
 @pytest.mark.parametrize('file', FILES, ids=lambda file: file.stem)
 def test_in_the_interpreter(file):
-    pytest.importorskip('triton')
+    needs_triton()
     chosen = dict(TRITON_INTERPRET='1') if DEVICE.type == 'cpu' else {}
     run = subprocess.run(
         [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', '-x', str(file)],

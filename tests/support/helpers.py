@@ -6,7 +6,10 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+
+from mmsoft.ops.dispatch import no_triton
 
 ROOT = Path(__file__).parent.parent.parent
 TOOLS = ROOT / 'tools'
@@ -37,6 +40,13 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     size = expected.abs().max().item()
     assert size > 0, 'nothing to compare with'
     return (found - expected).abs().max().item() / size
+
+
+def needs_triton() -> None:
+    """Skip the test, or the whole file, where no GPU would run the kernels."""
+    reason = no_triton(torch.empty(0, device='meta'))
+    if reason:
+        pytest.skip(reason, allow_module_level=True)
 
 
 def first_on_path(folder: Path) -> dict[str, str]:

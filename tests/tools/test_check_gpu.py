@@ -10,14 +10,14 @@ import torch
 from benchmark import on_gpu
 from benchmark.cases import Case, check_case
 from benchmark.measure import Record
-from helpers import TOOLS
+from helpers import TOOLS, needs_triton
 
 TOOL = [sys.executable, str(TOOLS / 'check_gpu.py')]
 
 
 @pytest.mark.slow
 def test_a_rehearsal_runs_through(tmp_path):
-    pytest.importorskip('triton')
+    needs_triton()
     environment = dict(os.environ, OMP_NUM_THREADS='1')
     run = subprocess.run(
         [*TOOL, '--rehearse', '--rounds', '1', '--out', str(tmp_path)], capture_output=True, text=True, env=environment

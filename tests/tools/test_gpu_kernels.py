@@ -1,12 +1,10 @@
 """The kernels as machine code for real targets: they compile, within their budgets, as docs/gpu_kernels.md says."""
 
-import sys
-
 import pytest
-from helpers import TOOLS
+from helpers import needs_triton
 
-sys.path.insert(0, str(TOOLS))
-gpu_kernels = pytest.importorskip('gpu_kernels', reason='Triton is not there', exc_type=ImportError)
+needs_triton()
+gpu_kernels = pytest.importorskip('gpu_kernels')
 VARIANTS = gpu_kernels.variants()
 
 

@@ -10,7 +10,7 @@ from benchmark.cases import Case
 from benchmark.counter import KERNELS, Asked, Launches, count
 from benchmark.launches import MODELS, SIZE, check_formula, check_markdown
 from benchmark.prediction import GPUS, Machine, predicted
-from helpers import ROOT, TOOLS
+from helpers import ROOT, TOOLS, needs_triton
 from torch.nn.functional import linear
 
 from mmsoft.models import FAMILIES
@@ -30,7 +30,7 @@ def test_operators_count_once_and_views_never():
 @pytest.mark.parametrize('task', ['forward', 'train'])
 def test_kernels_count_as_one_launch_each(task):
     """SOFT++ tiny has six layers of SOFT: five launches a layer forward, nine more in training."""
-    pytest.importorskip('triton')
+    needs_triton()
     case = Case('soft_pp_tiny', (64, 64), task)
     fast, portable = count(case, KERNELS), count(case, 'portable')
     ours = sum(number for name, number in fast.calls.items() if name.startswith(('landmark_', 'kernel_')))
@@ -42,7 +42,7 @@ def test_kernels_count_as_one_launch_each(task):
 @pytest.mark.parametrize('task', ['forward', 'train'])
 def test_the_committed_table_is_no_better_than_what_runs(task):
     """Launches and bytes never grow unseen: run tools/benchmark.py --suite launches again after a change."""
-    pytest.importorskip('triton')
+    needs_triton()
     (row,) = (r for r in REPORT['cases'] if (r['model'], r['road'], r['task']) == ('soft_pp_tiny', KERNELS, task))
     found = count(Case(row['model'], SIZE, row['task']), row['road']).asked
     assert found.launches <= row['launches']
