@@ -1,10 +1,10 @@
 """Linear-complexity attention backbones for dense vision."""
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 from mmsoft import mmcv_ops
+from mmsoft.files import shipped
 
 __version__ = '0.1.0'
 
@@ -35,6 +35,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f'mmsoft.{name}')
     if name.startswith('__'):
         raise AttributeError(f'module mmsoft has no attribute {name!r}')
+    if name == 'Predictor':
+        return importlib.import_module('mmsoft.engine.predictor').Predictor
     models = importlib.import_module('mmsoft.models')
     if name in _MODELS:
         return getattr(models, name)
@@ -42,16 +44,14 @@ def __getattr__(name: str) -> Any:
     found = {kind.__name__: kind for family in families for kind in (family.backbone, family.classifier)}
     if name not in found:
         raise AttributeError(
-            f'module mmsoft has no attribute {name!r}; it has {", ".join((*found, *_MODELS, *_ROOMS))}'
+            f'module mmsoft has no attribute {name!r}; it has {", ".join((*found, *_MODELS, "Predictor", *_ROOMS))}'
         )
     return found[name]
 
 
 def config_path(name: str) -> str:
     """A shipped config's path, for ``_base_ = __import__('mmsoft').config_path('retinanet_soft_pp_small_1x_coco')``."""
-    package = Path(__file__).parent
-    # beside the package in a checkout, inside it once installed
-    folder = next(path for path in (package / '.mim' / 'configs', package.parent / 'configs') if path.is_dir())
+    folder = shipped('configs')
     path = folder / (name if name.endswith('.py') else f'{name}.py')
     if not path.is_file():
         known = ', '.join(sorted(file.stem for file in folder.glob('*.py')))

@@ -1,4 +1,4 @@
-"""Names that come from data, and where files named after them go; disks that take no more."""
+"""Shipped files; names that come from data, and where files named after them go; disks that take no more."""
 
 import errno
 import os
@@ -21,13 +21,19 @@ _STEERS = re.compile('[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EROFS, getattr(errno, 'EDQUOT', errno.ENOSPC)}
 
 
+def shipped(name: str) -> Path:
+    """The folder ``tools`` or ``configs``: beside the package in a checkout, inside it once installed."""
+    package = Path(__file__).parent
+    return next(path for path in (package / '.mim' / name, package.parent / name) if path.is_dir())
+
+
 def disk_is_full(error: BaseException) -> bool:
     """Whether nothing can be written any more: no room, a quota or limit, or a disk that is read only."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def shown(text: str, keep: str = '') -> str:
-    """The text with what steers a terminal, or is no whole character, as an escape; but for what to ``keep``."""
+    """The text with what steers a terminal, or is no whole character, as an escape; except for what to ``keep``."""
     return _STEERS.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
 
 

@@ -48,6 +48,14 @@ def test_the_wheel_holds_everything_and_is_small(wheel, tracked, tmp_path):
     research = ('benchmark', 'studies', 'zoo', 'compare_', 'check_', 'gpu_')
     assert not [name for name in shipped if name.startswith(tuple(f'.mim/tools/{part}' for part in research))]
     assert wheel.stat().st_size < 400_000
+    command = [sys.executable, '-m', 'mmsoft', 'configs', 'soft_pp_tiny_300e_in1k', '--copy', 'own']
+    outside = dict(os.environ, PYTHONPATH=str(tmp_path))
+    subprocess.run(command, cwd=tmp_path, env=outside, check=True)
+    assert (tmp_path / 'own' / '_base_' / 'no_decay.py').is_file()
+    listed = subprocess.run([*command[:3], '--help'], cwd=tmp_path, env=outside, capture_output=True, text=True).stdout
+    assert '  train ' in listed
+    assert '  benchmark ' not in listed
+    assert (tmp_path / 'bin' / 'mmsoft').is_file() or sys.platform == 'win32'
 
 
 def closure(*names):

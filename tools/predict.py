@@ -13,10 +13,12 @@ from mmsoft.engine.config import load_config
 from mmsoft.engine.predict import predict
 from mmsoft.files import shown
 
+CONFIGS = ('.py', '.json', '.yaml', '.yml')
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config')
+    parser.add_argument('config', nargs='?', help='by default the one that the checkpoint carries')
     parser.add_argument('checkpoint', help='.pth or .safetensors')
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or quoted glob pattern')
     parser.add_argument('--out-dir', required=True, metavar='FOLDER')
@@ -32,8 +34,10 @@ def main() -> None:
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
     )
     args = parser.parse_args()
+    if args.config and not args.config.endswith(CONFIGS):  # what is left out is the config
+        args.config, args.checkpoint, args.inputs = None, args.config, [args.checkpoint, *args.inputs]
     summary = predict(
-        load_config(args.config, args.cfg_options),
+        load_config(args.config, args.cfg_options) if args.config else None,
         args.checkpoint,
         args.inputs,
         args.out_dir,
@@ -41,6 +45,7 @@ def main() -> None:
         score_thr=args.score_thr,
         trust=args.trust_checkpoint,
         drawings=not args.no_drawings,
+        options=args.cfg_options,
     )
     for file, reason in summary.unreadable.items():
         print(shown(f'{file} {reason}'))

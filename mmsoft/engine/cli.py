@@ -14,12 +14,12 @@ PACKAGE = Path(__file__).parent.parent
 TOLD = (OSError, ValueError, RuntimeError, ImportError, TypeError)
 
 
-def run_tool(main: Callable[[], None]) -> None:
+def run_tool(main: Callable[[], None], tools: Path | None = None) -> None:
     """Call ``main``; our own errors, and those of a full disk, are told in their own words, with no traceback.
 
-    Our own are raised in the package, or in a package beside the tool.
+    Our own are raised in the package, or in a package below the folder of ``tools``: by default that of ``main``.
     """
-    tools = Path(main.__code__.co_filename).parent
+    tools = tools or Path(main.__code__.co_filename).parent
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')  # names of files hold what a terminal may not take

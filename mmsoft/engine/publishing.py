@@ -1,9 +1,7 @@
 """Weights for others: a training checkpoint without what is only of this machine, and a card that says what it is."""
 
-import ast
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +19,7 @@ from mmsoft.weights.fitting import take_prefix
 from mmsoft.weights.sources import HASH_LENGTH, is_remote, sha256_of
 from mmsoft.weights.writing import WRITTEN, to_bytes, write
 
+from .carried import evaluate_config
 from .parts import LOADERS, walk_dicts
 
 ROOM = len('-<hash>.safetensors') + 64  # of a file's name, behind the one that is given
@@ -28,7 +27,6 @@ CHOICES = (*PARTS, 'model')
 KEPT_META = ('epoch', 'iter', 'seed', 'versions', 'dataset_meta', 'weights')
 # Of a config, where a run was and what it went on from.
 _OF_THE_RUN = ('work_dir', 'load_from', 'resume')
-_INFINITE = dict(inf=math.inf, nan=math.nan)  # the one NaN, which equals itself within a list
 _PATH = re.compile(r'(?<![\w.:/~\\])(~[\w.-]*|[A-Za-z]:)?[/\\][\w.+@%~-]+([/\\][\w.+@%~-]*)*')
 
 
@@ -149,7 +147,7 @@ def _config_of(meta: Mapping[str, Any]) -> tuple[dict, str, list[str]]:
     try:
         tree = _without_run(text)
         written = Config(tree).pretty_text
-        if _evaluate_config(written) != tree:  # a name with quotes in it would be read as code
+        if evaluate_config(written) != tree:  # a name with quotes in it would be read as code
             raise ValueError(written)
         _data(tree)
     except Exception:  # hostile text makes Python's parser and MMEngine fail in many ways
@@ -158,28 +156,10 @@ def _config_of(meta: Mapping[str, Any]) -> tuple[dict, str, list[str]]:
 
 
 def _without_run(text: str) -> dict:
-    tree = _evaluate_config(text)
+    tree = evaluate_config(text)
     if tree.get('work_dir'):  # files in it keep their names
-        tree = _evaluate_config(text.replace(f"'{tree['work_dir'].rstrip('/')}/", "'"))
+        tree = evaluate_config(text.replace(f"'{tree['work_dir'].rstrip('/')}/", "'"))
     return _clean({key: value for key, value in tree.items() if key not in _OF_THE_RUN})
-
-
-def _evaluate_config(text: str) -> dict:
-    """The values of ``name = value`` lines, without running them."""
-    return {statement.targets[0].id: _evaluate(statement.value) for statement in ast.parse(text).body}
-
-
-def _evaluate(node: ast.expr) -> Any:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == 'dict':
-        named = {keyword.arg: _evaluate(keyword.value) for keyword in node.keywords}
-        return dict(*map(_evaluate, node.args), **named)
-    if isinstance(node, ast.Dict):
-        return {_evaluate(key): _evaluate(value) for key, value in zip(node.keys, node.values, strict=True)}
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return (list if isinstance(node, ast.List) else tuple)(_evaluate(value) for value in node.elts)
-    if isinstance(node, ast.Name) and node.id in ('inf', 'nan'):
-        return _INFINITE[node.id]
-    return ast.literal_eval(node)
 
 
 def _clean(value: Any) -> Any:
