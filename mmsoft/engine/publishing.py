@@ -25,6 +25,8 @@ from .parts import LOADERS, walk_dicts
 ROOM = len('-<hash>.safetensors') + 64  # of a file's name, behind the one that is given
 CHOICES = (*PARTS, 'model')
 KEPT_META = ('epoch', 'iter', 'seed', 'versions', 'dataset_meta', 'weights')
+# What a checkpoint of averaged weights has: of our hook, and of MMEngine's, which saves the average as state_dict.
+AVERAGED = {EMA_KEY, 'ema_state_dict'}
 # Of a config, where a run was and what it went on from.
 _OF_THE_RUN = ('work_dir', 'load_from', 'resume')
 _PATH = re.compile(r'(?<![\w.:/~\\])(~[\w.-]*|[A-Za-z]:)?[/\\][\w.+@%~-]+([/\\][\w.+@%~-]*)*')
@@ -59,7 +61,8 @@ def publish(
         meta['cfg'] = text
     if 'weights' not in meta:
         trained = 'as trained' if 'optimizer' in checkpoint else 'not known'
-        meta['weights'] = 'averaged over training (EMA)' if EMA_KEY in checkpoint else trained
+        averaged = AVERAGED & set(checkpoint)
+        meta['weights'] = 'averaged over training (EMA)' if averaged else trained
     contents = {}
     for suffix in WRITTEN:
         content = to_bytes(weights, suffix, meta)

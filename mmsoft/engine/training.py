@@ -186,6 +186,12 @@ def evaluate(
     return metrics
 
 
+def run_folder(checkpoint: str) -> str | None:
+    """The work directory of the run that wrote a checkpoint, if it lies there: MMEngine has left its note beside it."""
+    folder = Path(checkpoint).parent
+    return str(folder) if Path(checkpoint).is_file() and (folder / 'last_checkpoint').is_file() else None
+
+
 def _test_at(runner: EvaluationRunner, size: int) -> dict[str, float]:
     """Metrics with pictures of this size."""
     cfg = copy.deepcopy(runner.cfg)

@@ -26,6 +26,7 @@ from mmsoft.checkpoints.converting import convert
 from mmsoft.engine.config import check_pretrained
 from mmsoft.engine.publishing import _without_folders, publish
 from mmsoft.engine.runner import Runner
+from mmsoft.engine.training import run_folder
 from mmsoft.models import ARCHS, FAMILIES, SOFT, Arch, SOFTClassifier
 from mmsoft.weights import sources
 from mmsoft.weights.writing import to_bytes
@@ -283,7 +284,7 @@ def real(tmp_path_factory):
     folder = tmp_path_factory.mktemp('run')
     config = dump(small_config('retinanet', folder / 'data', train=4, epochs=1), folder, 'my_net')
     run('train', config, '--work-dir', folder / 'work')
-    run('test', config, folder / 'work' / 'epoch_1.pth', '--work-dir', folder / 'work')
+    run('test', config, folder / 'work' / 'epoch_1.pth')  # its metrics lie beside it
     return config, folder / 'work'
 
 
@@ -374,6 +375,22 @@ def test_a_resumed_run_goes_on_from_its_own_weights(tmp_path, resuming):
     torch.save(checkpoint, tmp_path / 'a.pth')
     runner.load_checkpoint(str(tmp_path / 'a.pth'))
     assert set(runner.model.line.weight.unique().tolist()) == {0.0 if resuming else 1.0}
+
+
+def test_tests_are_kept_beside_the_run_that_was_tested(tmp_path):
+    for name in ('epoch_1.pth', 'last_checkpoint'):
+        assert run_folder(str(tmp_path / 'epoch_1.pth')) is None  # a file that was fetched
+        (tmp_path / name).write_text('')
+    assert run_folder(str(tmp_path / 'epoch_1.pth')) == str(tmp_path)
+    assert run_folder('https://host/epoch_1.pth') is None
+
+
+def test_mmengines_average_is_called_one(theirs, tmp_path):
+    """Its hook saves the average as the state_dict, and the weights as trained beside it."""
+    for extra, said in ((dict(), 'as trained'), (dict(ema_state_dict={}), 'averaged over training (EMA)')):
+        torch.save(dict(state_dict=theirs, optimizer={}, **extra), tmp_path / 'epoch_1.pth')
+        publish(tmp_path / 'epoch_1.pth', name=f'mine{len(extra)}')
+        assert json.loads((tmp_path / f'mine{len(extra)}.json').read_text())['weights'] == said
 
 
 def test_publishing_a_bare_classifier_and_mistakes(theirs, tmp_path):
