@@ -71,6 +71,7 @@ def publish(
         name=name,
         part=part,
         tensors=len(weights),
+        classes=_classes(meta.get('dataset_meta')),
         architecture=_architecture(weights, config),
         data=_data(config),
         **{key: meta.get(key) for key in ('weights', 'seed', 'epoch', 'iter')},
@@ -206,6 +207,12 @@ def _architecture(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]
         **shown,
         'num_classes': read.num_classes,
     }
+
+
+def _classes(dataset_meta: Any) -> list[str] | None:
+    """Names, whatever version of MMEngine wrote them: older ones in capitals."""
+    found = {str(key).lower(): value for key, value in dataset_meta.items()} if isinstance(dataset_meta, dict) else {}
+    return found.get('classes')
 
 
 def _data(config: Mapping[str, Any]) -> dict[str, dict]:

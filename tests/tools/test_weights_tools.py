@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from helpers import MINI, TOOLS, Golden
@@ -24,6 +25,7 @@ from small_runs import dump, run, small_config
 from mmsoft.checkpoints import CheckpointError, load, load_pretrained, read_architecture, read_checkpoint
 from mmsoft.checkpoints.converting import convert
 from mmsoft.engine.config import check_pretrained
+from mmsoft.engine.predictor import Predictor
 from mmsoft.engine.publishing import _without_folders, publish
 from mmsoft.engine.runner import Runner
 from mmsoft.engine.training import run_folder
@@ -323,6 +325,9 @@ def test_a_published_training_serves_wherever_weights_do(real, tmp_path):
     assert equal(content['state_dict'], source)
     assert same(load(safe), source)
     run('test', config, safe, '--work-dir', tmp_path / 'tested')
+    with_config = Predictor(safe)  # which the file carries, as it does the names
+    assert with_config.meta['classes'] == Predictor(work / 'epoch_1.pth').meta['classes']
+    assert with_config(np.zeros((64, 96, 3), np.uint8)).draw(score_thr=0).size == (96, 64)
     model = SOFT(MINI, init_cfg=dict(type='Pretrained', checkpoint=str(pth)))
     model.init_weights()
     assert torch.equal(model.norm.weight, source['backbone.norm.weight'])
@@ -391,6 +396,22 @@ def test_mmengines_average_is_called_one(theirs, tmp_path):
         torch.save(dict(state_dict=theirs, optimizer={}, **extra), tmp_path / 'epoch_1.pth')
         publish(tmp_path / 'epoch_1.pth', name=f'mine{len(extra)}')
         assert json.loads((tmp_path / f'mine{len(extra)}.json').read_text())['weights'] == said
+
+
+def test_both_published_files_and_the_card_name_the_classes(theirs, tmp_path):
+    """Under the name of older MMEngines as well; what is published again says the same."""
+    names = ('cat', 'd\xf6g', 'sea "lion"')
+    for key in ('classes', 'CLASSES'):
+        meta = dict(epoch=1, dataset_meta={key: names})
+        torch.save(dict(state_dict=to_ours(theirs), meta=meta), tmp_path / 'epoch_1.pth')
+        publish(tmp_path / 'epoch_1.pth', name=key, out_dir=tmp_path / key)
+        assert json.loads((tmp_path / key / f'{key}.json').read_text())['classes'] == list(names)
+        (safe,), (pth,) = ((tmp_path / key).glob(f'*{suffix}') for suffix in ('.safetensors', '.pth'))
+        for file in (safe, pth):
+            assert list(read_checkpoint(file)['meta']['dataset_meta'][key]) == list(names)
+            assert same(load(file), to_ours(theirs))
+        publish(safe, name=key, out_dir=tmp_path / 'again')
+        assert (tmp_path / 'again' / safe.name).read_bytes() == safe.read_bytes()
 
 
 def test_publishing_a_bare_classifier_and_mistakes(theirs, tmp_path):
