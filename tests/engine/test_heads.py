@@ -119,3 +119,15 @@ def test_panoptic_heads_tell_things_and_stuff():
 
 def test_labels_are_counted_by_nested_heads():
     assert SEMANTIC_SEGMENTATION.label_count(zoo(FITTING[-3])) == 150
+
+
+def test_only_the_auxiliary_head_wrong_is_said_too():
+    """Its labels would be out of bounds in the first iteration."""
+    cfg = zoo('mmseg/upernet/upernet_r50_4xb4-80k_ade20k-512x512.py')
+    cfg.model.auxiliary_head.num_classes = 2
+    with pytest.raises(
+        ValueError, match=r'has 150 classes, but model\.auxiliary_head\.num_classes is 2: set --cfg'
+    ) as e:
+        SEMANTIC_SEGMENTATION.check(cfg, 'train')
+    assert 'model.auxiliary_head.num_classes=150,' in str(e.value)
+    assert 'decode_head' not in str(e.value)
