@@ -1,5 +1,6 @@
 """Every head of every method has the classes of the data, or one sentence says what to set before a model is built."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -131,3 +132,15 @@ def test_only_the_auxiliary_head_wrong_is_said_too():
         SEMANTIC_SEGMENTATION.check(cfg, 'train')
     assert 'model.auxiliary_head.num_classes=150,' in str(e.value)
     assert 'decode_head' not in str(e.value)
+
+
+def test_a_weight_a_class_is_mended_with_its_head():
+    """Of Mask2Former: two classes, and none."""
+    cfg = name_classes(zoo('mmdet/mask2former/mask2former_r50_8xb2-lsj-50e_coco.py'), **TWO)
+    with pytest.raises(ValueError, match='the train data') as caught:
+        check_heads(cfg, 'train')
+    options = re.search(r'--cfg-options (.*), or name', str(caught.value))[1].split()
+    assert 'model.panoptic_head.loss_cls.class_weight=[1.0,1.0,0.1]' in options
+    cfg.merge_from_dict({name: ast.literal_eval(value) for name, value in (option.split('=') for option in options)})
+    check_heads(cfg, 'train')
+    assert cfg.model.panoptic_head.loss_cls.class_weight == [1.0, 1.0, 0.1]
