@@ -190,7 +190,9 @@ def test_training_helps_and_the_checkpoint_tests_alike(tmp_path):
     def tested(checkpoint, *options):
         done = run('test', config, checkpoint, '--work-dir', tmp_path / 'test', *options)
         assert 'traffic light' in done.stdout + done.stderr  # the table by class
-        return json.loads((tmp_path / 'test' / 'metrics.json').read_text())['metrics']['mIoU']
+        metrics = json.loads((tmp_path / 'test' / 'metrics.json').read_text())['metrics']
+        assert 0 <= metrics['IoU_road'] <= 100
+        return metrics['mIoU']
 
     out = ('--out', tmp_path / 'all.pkl', '--show-dir', tmp_path / 'drawn')
     trained = tested(tmp_path / 'trained.safetensors', *out)

@@ -311,6 +311,7 @@ def test_a_published_training_serves_wherever_weights_do(real, tmp_path):
     assert (card['architecture']['model'], card['architecture']['attn']) == ('RetinaNet', 'soft_pp')
     assert (card['epoch'], card['seed'], card['data']['train']) == (1, 0, dict(type='CocoDataset', name='coco'))
     assert card['metrics'] == json.loads((work / 'metrics.json').read_text())['metrics']
+    assert 'person' in card['classes']
     config_text = Config.fromstring(card['config'], '.py')
     assert config_text.data_root == 'coco'
     assert not any(ours in card['config'] for ours in ('faults.jsonl', 'ReadSafely', 'SeededDataset'))  # as written
