@@ -13,14 +13,17 @@ from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
 from mmsoft.engine.demo import check_options
 from mmsoft.engine.launch import LAUNCHERS, part_processes
-from mmsoft.engine.training import evaluate
+from mmsoft.engine.training import evaluate, run_folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config')
     parser.add_argument('checkpoint', help='.pth or .safetensors')
-    parser.add_argument('--work-dir', help='logs and metrics.json; by default work_dirs/<name of the config>')
+    parser.add_argument(
+        '--work-dir',
+        help='logs and metrics.json; by default beside the checkpoint if a run wrote it there, else work_dirs/<config>',
+    )
     parser.add_argument('--out', metavar='FILE.pkl', help='save all predictions')
     parser.add_argument('--show-dir', metavar='FOLDER', help='draw the predictions of every image')
     parser.add_argument(
@@ -44,10 +47,11 @@ def main() -> None:
     if args.demo:
         check_options(args.cfg_options or {})
     cfg = load_config(args.config, args.cfg_options)
+    own = f'work_dirs/{Path(args.config).stem}{"_demo" * args.demo}'
     evaluate(
         cfg,
         args.checkpoint,
-        work_dir=args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}{"_demo" * args.demo}',
+        work_dir=args.work_dir or run_folder(args.checkpoint) or cfg.get('work_dir') or own,
         out=args.out,
         drawings=args.show_dir,
         demo=args.demo,

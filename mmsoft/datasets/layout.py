@@ -84,6 +84,43 @@ def check_dataset(dataset: Mapping[str, Any]) -> list[str]:
     return remarks
 
 
+def check_evaluator(evaluator: Any, dataset: Mapping[str, Any], name: str) -> None:
+    """Raise DataError unless the annotations that metrics compare with are there, and of the images of this data."""
+    leaves = list(map(_without_data, leaf_datasets(dataset)))
+    own = leaves[0].ann_file if len(leaves) == 1 and leaves[0] is not None else None
+    metrics = {f'{name}.{index}': metric for index, metric in enumerate(evaluator)} if _is_list(evaluator) else None
+    for place, metric in (metrics or {name: evaluator}).items():
+        file = metric.get('ann_file') if isinstance(metric, Mapping) else None
+        if not file or '://' in file or file == own:
+            continue
+        problem = _misfit(file, own)
+        if problem:
+            option = f'{place}.ann_file={own or "<file>"}'
+            raise DataError(
+                f'{place}.ann_file: {problem}; the metric needs the file of its data: --cfg-options {option}'
+            )
+
+
+def _is_list(node: Any) -> bool:
+    return isinstance(node, (list, tuple))
+
+
+def _misfit(file: str, own: str | None) -> str | None:
+    """What is wrong with annotations for the images of ``own``; each of those must be in them."""
+    if not Path(file).is_file():
+        return f'there is no {file!r} (working directory {str(Path.cwd())!r})'
+    if not own or not own.endswith('.json') or not Path(own).is_file() or Path(file).samefile(own):
+        return None
+    try:
+        listed, asked = (
+            {image['id'] for image in json.loads(Path(path).read_bytes())['images']} for path in (file, own)
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f'{file!r} is not complete COCO JSON ({type(error).__name__}: {error})'
+    missing = asked - listed
+    return f'{file!r} does not list {len(missing)} of the {len(asked)} images of {own!r}' if missing else None
+
+
 def _without_data(config: Mapping[str, Any]) -> BaseDataset | None:
     """The data set before it reads anything: its class knows how to join paths and what the defaults are."""
     kind = _find(config['type'])

@@ -18,6 +18,7 @@ from mmsoft.registry import HOOKS, METRICS, MODELS
 from mmsoft.versions import require
 
 from .resuming import unwrapped
+from .schedules import SHARE
 
 # Of a run, the most that an average of weights looks back: in a short run, the recipe's would be of its start.
 LONGEST_AVERAGE = 0.1
@@ -147,9 +148,10 @@ class CosineSchedule(Hook):
             raise ValueError(f'the lr would rise from {lr} to min_lr {self.min_lr}: set custom_hooks.0.min_lr below it')
         warmup = round(self.warmup_epochs * len(loader))
         if warmup >= runner.max_iters:
-            raise ValueError(
-                f'{self.warmup_epochs} epochs of warm-up are the whole training: '
-                'set custom_hooks.0.warmup_epochs to less than train_cfg.max_epochs'
+            warmup = runner.max_iters // SHARE
+            runner.logger.warning(
+                f'{self.warmup_epochs} epochs of warm-up are as long as the run: it takes {warmup} iterations instead; '
+                'custom_hooks.0.warmup_epochs says otherwise'
             )
         return warmup
 

@@ -11,7 +11,7 @@ from mmengine.registry import init_default_scope
 from torch import Tensor
 
 from mmsoft.checkpoints import CheckpointError
-from mmsoft.datasets.layout import check_dataset, class_count, leaf_datasets
+from mmsoft.datasets.layout import check_dataset, check_evaluator, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
 from mmsoft.registry import MODELS
@@ -187,7 +187,9 @@ def check_data(cfg: Config, *modes: str, classes: bool = True) -> list[str]:
     remarks = {}
     for mode in modes:
         if cfg.get(f'{mode}_dataloader'):
-            remarks.update(dict.fromkeys(check_dataset(cfg[f'{mode}_dataloader'].dataset)))
+            dataset = cfg[f'{mode}_dataloader'].dataset
+            remarks.update(dict.fromkeys(check_dataset(dataset)))
+            check_evaluator(cfg.get(f'{mode}_evaluator'), dataset, f'{mode}_evaluator')
             if classes:
                 task_of(cfg).check(cfg, mode)
     return list(remarks)

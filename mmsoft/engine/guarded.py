@@ -19,6 +19,7 @@ from .hooks import AverageLosses, ReportFaults, SeedEachIteration, StopAtInvalid
 from .parts import kind_of, pipelines
 from .runner import Runner
 from .saving import MakeUpValidation, SaveAnywhere
+from .schedules import fitted
 from .tasks import task_of
 from .watching import TellPlace
 
@@ -112,6 +113,10 @@ class TrainingRunner(GuardedRunner):
         loader.sampler = dict(type='mmsoft.SeededSampler', sampler=loader.sampler)
         loader.dataset = dict(type='mmsoft.SeededDataset', dataset=loader.dataset)
         return Runner.build_dataloader(loader, self.seed, self._randomness_cfg.get('diff_rank_seed', False))
+
+    def build_param_scheduler(self, scheduler: Any) -> Any:
+        schedule = fitted(scheduler, super()._build_param_scheduler, self.optim_wrapper, self.train_loop)
+        return super().build_param_scheduler(schedule)
 
     def register_hook(self, hook: Hook | dict, priority: Any = None) -> None:
         """The checkpoint hook removes an old file once the new one is written."""

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 from mmengine.config import Config
@@ -65,11 +66,26 @@ def check_heads(cfg: Config, mode: str) -> None:
         wrong = {name: count for name, count in wanted.items() if count != found[name]}
         if wrong:
             heads = ', '.join(f'{name} is {found[name]}' for name in wrong)
-            options = ' '.join(f'{name}={count}' for name, count in wrong.items())
+            mended = {**wrong, **_weights(cfg, found, wanted)}
+            options = ' '.join(f'{name}={value}' for name, value in mended.items())
             raise ValueError(
                 f'the {mode} data ({kind}) has {len(meta["classes"])} classes, but {heads}: set --cfg-options '
                 f'{options}, or name the classes that are meant with metainfo=dict(classes=...) in the data sets'
             )
+
+
+def _weights(cfg: Config, found: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, str]:
+    """Lists of a weight a class, and perhaps one of none, in the losses of heads that change: as long as is wanted."""
+    lists = {}
+    for head in dict.fromkeys(name.rpartition('.')[0] for name in wanted if wanted[name] != found[name]):
+        names = [name for name in found if name.rpartition('.')[0] == head]
+        old, new = (sum(counts[name] for name in names) for counts in (found, wanted))
+        part = reduce(lambda node, key: node[int(key) if key.isdigit() else key], head.split('.'), cfg)
+        for key, loss in part.items():
+            weights = loss.get('class_weight') if isinstance(loss, Mapping) else None
+            if isinstance(weights, (list, tuple)) and len(weights) in (old, old + 1) and len(set(weights[:old])) == 1:
+                lists[f'{head}.{key}.class_weight'] = str([weights[0]] * new + list(weights[old:])).replace(' ', '')
+    return lists
 
 
 def _wanted(name: str, meta: Mapping[str, Any], found: Mapping[str, int]) -> int:

@@ -25,6 +25,8 @@ from .parts import LOADERS, walk_dicts
 ROOM = len('-<hash>.safetensors') + 64  # of a file's name, behind the one that is given
 CHOICES = (*PARTS, 'model')
 KEPT_META = ('epoch', 'iter', 'seed', 'versions', 'dataset_meta', 'weights')
+# What a checkpoint of averaged weights has: of our hook, and of MMEngine's, which saves the average as state_dict.
+AVERAGED = {EMA_KEY, 'ema_state_dict'}
 # Of a config, where a run was and what it went on from.
 _OF_THE_RUN = ('work_dir', 'load_from', 'resume')
 _PATH = re.compile(r'(?<![\w.:/~\\])(~[\w.-]*|[A-Za-z]:)?[/\\][\w.+@%~-]+([/\\][\w.+@%~-]*)*')
@@ -59,7 +61,8 @@ def publish(
         meta['cfg'] = text
     if 'weights' not in meta:
         trained = 'as trained' if 'optimizer' in checkpoint else 'not known'
-        meta['weights'] = 'averaged over training (EMA)' if EMA_KEY in checkpoint else trained
+        averaged = AVERAGED & set(checkpoint)
+        meta['weights'] = 'averaged over training (EMA)' if averaged else trained
     contents = {}
     for suffix in WRITTEN:
         content = to_bytes(weights, suffix, meta)
@@ -68,6 +71,7 @@ def publish(
         name=name,
         part=part,
         tensors=len(weights),
+        classes=_classes(meta.get('dataset_meta')),
         architecture=_architecture(weights, config),
         data=_data(config),
         **{key: meta.get(key) for key in ('weights', 'seed', 'epoch', 'iter')},
@@ -203,6 +207,12 @@ def _architecture(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]
         **shown,
         'num_classes': read.num_classes,
     }
+
+
+def _classes(dataset_meta: Any) -> list[str] | None:
+    """Names, whatever version of MMEngine wrote them: older ones in capitals."""
+    found = {str(key).lower(): value for key, value in dataset_meta.items()} if isinstance(dataset_meta, dict) else {}
+    return found.get('classes')
 
 
 def _data(config: Mapping[str, Any]) -> dict[str, dict]:

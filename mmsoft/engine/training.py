@@ -22,12 +22,13 @@ from mmengine.hooks import EMAHook
 from mmengine.logging import print_log
 
 from mmsoft.checkpoints import load, read_checkpoint
-from mmsoft.files import json_name, json_text
+from mmsoft.files import json_name, json_plain, json_text
 from mmsoft.versions import REQUIREMENTS, require
 from mmsoft.visualization import contact_sheet, plot_curves
 from mmsoft.weights.sources import locate, sha256_of
 
 from . import demo as demo_world
+from .by_class import keep_classes
 from .classification import AverageWeights
 from .conditions import conditions
 from .config import (
@@ -166,19 +167,29 @@ def evaluate(
     dumps = [metric for metric in runner.test_loop.evaluator.metrics if out and isinstance(metric, DumpResults)]
     for metric in dumps:
         dump_whole(metric)
+    for metric in runner.test_loop.evaluator.metrics:
+        keep_classes(metric)
     metrics = {str(size): _test_at(runner, size) for size in sizes} if sizes else runner.test()
     if is_main_process():
         if sizes:
             print(size_table({Path(checkpoint).name: metrics}))
         path = Path(work_dir, 'metrics.json')
         of = dict(**json_name('checkpoint', str(checkpoint)), sha256=sha256_of(locate(checkpoint)))
-        write_whole(path, [json.dumps(dict(**of, metrics=metrics), indent=1, default=float).encode(), b'\n'])
+        write_whole(
+            path, [json.dumps(dict(**of, metrics=json_plain(metrics)), indent=1, default=float).encode(), b'\n']
+        )
         print_log(f'metrics saved in {path}', logger='current')
     drawn = [hook for hook in runner.hooks if isinstance(hook, DrawPredictions)]
     for what, lost in [(out, each.lost) for each in dumps] + [(drawings, each.lost) for each in drawn]:
         if lost:
             raise OSError(f'{what!r} is not complete, though the metrics are: {lost}') from lost
     return metrics
+
+
+def run_folder(checkpoint: str) -> str | None:
+    """The work directory of the run that wrote a checkpoint, if it lies there: MMEngine has left its note beside it."""
+    folder = Path(checkpoint).parent
+    return str(folder) if Path(checkpoint).is_file() and (folder / 'last_checkpoint').is_file() else None
 
 
 def _test_at(runner: EvaluationRunner, size: int) -> dict[str, float]:

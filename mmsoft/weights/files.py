@@ -1,5 +1,6 @@
 """Reading checkpoint files: tensors only, no code from the file is ever run."""
 
+import json
 import logging
 from collections.abc import Mapping
 from functools import cache
@@ -15,7 +16,7 @@ from mmsoft.versions import StackError, require
 from .archives import check_crc, is_zip, read_archive
 from .messages import CheckpointError, announce
 from .sources import locate
-from .writing import DIGEST, digest_of
+from .writing import DIGEST, META, digest_of
 
 # Buffers that a model computes from its own sizes.
 COMPUTED = ('relative_position_index', 'attn_mask')
@@ -61,17 +62,18 @@ def _read(path: Path, trust: bool) -> Any:
     return read_archive(path)
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Weights, compared with the digest in files that we write."""
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    """Weights, compared with the digest in files that we write; below ``state_dict`` if the file says what they are."""
     require('safetensors')
     from safetensors import safe_open
 
     with safe_open(path, 'pt') as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        promised = (file.metadata() or {}).get(DIGEST)
+        described = file.metadata() or {}
+    promised, meta = described.get(DIGEST), json.loads(described.get(META, 'null'))
     if promised is not None and digest_of(weights) != promised:
         raise ValueError('its tensors are not those that were written')
-    return weights
+    return dict(meta=meta, state_dict=weights) if isinstance(meta, dict) else weights
 
 
 def _warn_of_invalid(path: Path, content: Any) -> None:

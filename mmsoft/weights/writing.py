@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmsoft.files import json_plain
 from mmsoft.versions import require
 
 from .messages import CheckpointError
 
 WRITTEN = ('.pth', '.safetensors')
-DIGEST = 'mmsoft.sha256'  # in the metadata of a .safetensors file, which has no checksum of its own
+# In the metadata of a .safetensors file, which has no checksum and no place for other things than tensors of its own.
+DIGEST, META = 'mmsoft.sha256', 'mmsoft.meta'
 
 
 @contextmanager
@@ -40,7 +42,7 @@ def write(content: bytes, path: Path) -> None:
 
 
 def to_bytes(weights: Mapping[str, Tensor], suffix: str, meta: Mapping[str, Any] | None = None) -> bytes:
-    """A file of these weights: ``.pth``, bare or below ``state_dict`` beside ``meta``, or ``.safetensors``.
+    """A file of these weights, alone or with ``meta``: ``.pth`` or ``.safetensors``, which has it as JSON.
 
     Equal weights give equal bytes: no file name goes in, and no storage is larger than its tensor or shared.
     """
@@ -49,7 +51,8 @@ def to_bytes(weights: Mapping[str, Tensor], suffix: str, meta: Mapping[str, Any]
         require('safetensors')
         from safetensors.torch import save
 
-        return _sorted_header(save(weights, metadata={'format': 'pt', DIGEST: digest_of(weights)}))
+        described = {META: json.dumps(json_plain(meta))} if meta else {}
+        return _sorted_header(save(weights, metadata={'format': 'pt', DIGEST: digest_of(weights), **described}))
     buffer = io.BytesIO()  # a file's name would become that of the archive's folder
     torch.save(weights if meta is None else dict(meta=dict(meta), state_dict=weights), buffer)
     return buffer.getvalue()

@@ -1,13 +1,15 @@
 """A missing or broken data set is one clear error; annotations that are passed over are counted."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mmengine.registry import DefaultScope
 from small_worlds import SCOPES, build, check, config, cut, rewrite_coco
 
-from mmsoft.datasets.layout import DataError
+from mmsoft.datasets.layout import DataError, check_evaluator
 from mmsoft.datasets.miniature import FOLDERS
 
 
@@ -231,3 +233,36 @@ def test_what_a_filter_leaves_out_is_told(worlds: Path, tmp_path: Path) -> None:
     assert check({**filtered, 'test_mode': True}) == []
     with pytest.raises(DataError, match=r'no image of .* is left to train on: 4 of the 4 images .* below 4096 pixels'):
         check({**filtered, 'filter_cfg': dict(min_size=4096)})
+
+
+def test_metrics_compare_with_the_annotations_of_their_data(worlds: Path, tmp_path: Path) -> None:
+    folder = worlds / 'coco' / 'annotations'
+    own = folder / 'instances_val2017.json'
+    copied, broken = tmp_path / 'copy.json', tmp_path / 'broken.json'
+    shutil.copy(own, copied)
+    broken.write_text('{"images": [')
+    content = json.loads(own.read_text())
+    content['images'] = [dict(image, id=f'x{image["id"]}') for image in content['images']]
+    other_ids = tmp_path / 'ids.json'
+    other_ids.write_text(json.dumps(content))
+
+    def check_metric(evaluator: object) -> None:
+        with DefaultScope.overwrite_default_scope('mmdet'):
+            check_evaluator(evaluator, config('coco', worlds), 'val_evaluator')
+
+    for file in (own, copied, 's3://bucket/a.json', None):
+        check_metric(dict(type='CocoMetric', ann_file=file and str(file)))
+    check_metric(None)
+    check_metric([dict(type='IoUMetric'), dict(type='CocoMetric', ann_file=str(own))])
+    mend = f'--cfg-options val_evaluator.ann_file={own}'
+    for file, problem in (
+        (tmp_path / 'none.json', f"there is no '{tmp_path}/none.json' (working directory"),
+        (broken, f"'{broken}' is not complete COCO JSON (JSONDecodeError"),
+        (other_ids, f"'{other_ids}' does not list 4 of the 4 images of '{own}'"),
+    ):
+        with pytest.raises(DataError) as caught:
+            check_metric(dict(type='CocoMetric', ann_file=str(file)))
+        assert str(caught.value).startswith(f'val_evaluator.ann_file: {problem}')
+        assert str(caught.value).endswith(mend)
+    with pytest.raises(DataError, match=r'--cfg-options val_evaluator\.1\.ann_file='):
+        check_metric([dict(type='IoUMetric'), dict(type='CocoMetric', ann_file='none.json')])

@@ -1,5 +1,6 @@
 """Every head of every method has the classes of the data, or one sentence says what to set before a model is built."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -119,3 +120,27 @@ def test_panoptic_heads_tell_things_and_stuff():
 
 def test_labels_are_counted_by_nested_heads():
     assert SEMANTIC_SEGMENTATION.label_count(zoo(FITTING[-3])) == 150
+
+
+def test_only_the_auxiliary_head_wrong_is_said_too():
+    """Its labels would be out of bounds in the first iteration."""
+    cfg = zoo('mmseg/upernet/upernet_r50_4xb4-80k_ade20k-512x512.py')
+    cfg.model.auxiliary_head.num_classes = 2
+    with pytest.raises(
+        ValueError, match=r'has 150 classes, but model\.auxiliary_head\.num_classes is 2: set --cfg'
+    ) as e:
+        SEMANTIC_SEGMENTATION.check(cfg, 'train')
+    assert 'model.auxiliary_head.num_classes=150,' in str(e.value)
+    assert 'decode_head' not in str(e.value)
+
+
+def test_a_weight_a_class_is_mended_with_its_head():
+    """Of Mask2Former: two classes, and none."""
+    cfg = name_classes(zoo('mmdet/mask2former/mask2former_r50_8xb2-lsj-50e_coco.py'), **TWO)
+    with pytest.raises(ValueError, match='the train data') as caught:
+        check_heads(cfg, 'train')
+    options = re.search(r'--cfg-options (.*), or name', str(caught.value))[1].split()
+    assert 'model.panoptic_head.loss_cls.class_weight=[1.0,1.0,0.1]' in options
+    cfg.merge_from_dict({name: ast.literal_eval(value) for name, value in (option.split('=') for option in options)})
+    check_heads(cfg, 'train')
+    assert cfg.model.panoptic_head.loss_cls.class_weight == [1.0, 1.0, 0.1]

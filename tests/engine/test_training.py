@@ -190,7 +190,9 @@ def test_training_helps_and_the_checkpoint_tests_alike(tmp_path):
     def tested(checkpoint, *options):
         done = run('test', config, checkpoint, '--work-dir', tmp_path / 'test', *options)
         assert 'traffic light' in done.stdout + done.stderr  # the table by class
-        return json.loads((tmp_path / 'test' / 'metrics.json').read_text())['metrics']['mIoU']
+        metrics = json.loads((tmp_path / 'test' / 'metrics.json').read_text())['metrics']
+        assert 0 <= metrics['IoU_road'] <= 100
+        return metrics['mIoU']
 
     out = ('--out', tmp_path / 'all.pkl', '--show-dir', tmp_path / 'drawn')
     trained = tested(tmp_path / 'trained.safetensors', *out)
@@ -216,6 +218,10 @@ def test_what_is_wrong_is_said_before_anything_is_built(tmp_path, monkeypatch):
     text = error_of(config, '--work-dir', tmp_path / 'run', '--cfg-options', f'data_root={tmp_path}/nowhere')
     assert 'train2017/*.jpg' in text
     assert 'MMSOFT_DATA' in text
+    text = error_of(config, '--work-dir', tmp_path / 'run', '--cfg-options', 'val_evaluator.ann_file=none.json')
+    assert "val_evaluator.ann_file: there is no 'none.json'" in text
+    text = error_of(config, '--work-dir', tmp_path / 'run', '--cfg-options', 'model.bbox_head.num_classes=2')
+    assert 'has 80 classes, but model.bbox_head.num_classes is 2' in text
     cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint='pretrained/none.pth')
     text = error_of(dump(cfg, tmp_path, 'pretrained'), '--work-dir', tmp_path / 'run')
     assert 'Three ways out' in text

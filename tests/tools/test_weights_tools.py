@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from helpers import MINI, TOOLS, Golden
@@ -24,8 +25,10 @@ from small_runs import dump, run, small_config
 from mmsoft.checkpoints import CheckpointError, load, load_pretrained, read_architecture, read_checkpoint
 from mmsoft.checkpoints.converting import convert
 from mmsoft.engine.config import check_pretrained
+from mmsoft.engine.predictor import Predictor
 from mmsoft.engine.publishing import _without_folders, publish
 from mmsoft.engine.runner import Runner
+from mmsoft.engine.training import run_folder
 from mmsoft.models import ARCHS, FAMILIES, SOFT, Arch, SOFTClassifier
 from mmsoft.weights import sources
 from mmsoft.weights.writing import to_bytes
@@ -283,7 +286,7 @@ def real(tmp_path_factory):
     folder = tmp_path_factory.mktemp('run')
     config = dump(small_config('retinanet', folder / 'data', train=4, epochs=1), folder, 'my_net')
     run('train', config, '--work-dir', folder / 'work')
-    run('test', config, folder / 'work' / 'epoch_1.pth', '--work-dir', folder / 'work')
+    run('test', config, folder / 'work' / 'epoch_1.pth')  # its metrics lie beside it
     return config, folder / 'work'
 
 
@@ -308,6 +311,7 @@ def test_a_published_training_serves_wherever_weights_do(real, tmp_path):
     assert (card['architecture']['model'], card['architecture']['attn']) == ('RetinaNet', 'soft_pp')
     assert (card['epoch'], card['seed'], card['data']['train']) == (1, 0, dict(type='CocoDataset', name='coco'))
     assert card['metrics'] == json.loads((work / 'metrics.json').read_text())['metrics']
+    assert 'person' in card['classes']
     config_text = Config.fromstring(card['config'], '.py')
     assert config_text.data_root == 'coco'
     assert not any(ours in card['config'] for ours in ('faults.jsonl', 'ReadSafely', 'SeededDataset'))  # as written
@@ -322,6 +326,9 @@ def test_a_published_training_serves_wherever_weights_do(real, tmp_path):
     assert equal(content['state_dict'], source)
     assert same(load(safe), source)
     run('test', config, safe, '--work-dir', tmp_path / 'tested')
+    with_config = Predictor(safe)  # which the file carries, as it does the names
+    assert with_config.meta['classes'] == Predictor(work / 'epoch_1.pth').meta['classes']
+    assert with_config(np.zeros((64, 96, 3), np.uint8)).draw(score_thr=0).size == (96, 64)
     model = SOFT(MINI, init_cfg=dict(type='Pretrained', checkpoint=str(pth)))
     model.init_weights()
     assert torch.equal(model.norm.weight, source['backbone.norm.weight'])
@@ -374,6 +381,38 @@ def test_a_resumed_run_goes_on_from_its_own_weights(tmp_path, resuming):
     torch.save(checkpoint, tmp_path / 'a.pth')
     runner.load_checkpoint(str(tmp_path / 'a.pth'))
     assert set(runner.model.line.weight.unique().tolist()) == {0.0 if resuming else 1.0}
+
+
+def test_tests_are_kept_beside_the_run_that_was_tested(tmp_path):
+    for name in ('epoch_1.pth', 'last_checkpoint'):
+        assert run_folder(str(tmp_path / 'epoch_1.pth')) is None  # a file that was fetched
+        (tmp_path / name).write_text('')
+    assert run_folder(str(tmp_path / 'epoch_1.pth')) == str(tmp_path)
+    assert run_folder('https://host/epoch_1.pth') is None
+
+
+def test_mmengines_average_is_called_one(theirs, tmp_path):
+    """Its hook saves the average as the state_dict, and the weights as trained beside it."""
+    for extra, said in ((dict(), 'as trained'), (dict(ema_state_dict={}), 'averaged over training (EMA)')):
+        torch.save(dict(state_dict=theirs, optimizer={}, **extra), tmp_path / 'epoch_1.pth')
+        publish(tmp_path / 'epoch_1.pth', name=f'mine{len(extra)}')
+        assert json.loads((tmp_path / f'mine{len(extra)}.json').read_text())['weights'] == said
+
+
+def test_both_published_files_and_the_card_name_the_classes(theirs, tmp_path):
+    """Under the name of older MMEngines as well; what is published again says the same."""
+    names = ('cat', 'd\xf6g', 'sea "lion"')
+    for key in ('classes', 'CLASSES'):
+        meta = dict(epoch=1, dataset_meta={key: names})
+        torch.save(dict(state_dict=to_ours(theirs), meta=meta), tmp_path / 'epoch_1.pth')
+        publish(tmp_path / 'epoch_1.pth', name=key, out_dir=tmp_path / key)
+        assert json.loads((tmp_path / key / f'{key}.json').read_text())['classes'] == list(names)
+        (safe,), (pth,) = ((tmp_path / key).glob(f'*{suffix}') for suffix in ('.safetensors', '.pth'))
+        for file in (safe, pth):
+            assert list(read_checkpoint(file)['meta']['dataset_meta'][key]) == list(names)
+            assert same(load(file), to_ours(theirs))
+        publish(safe, name=key, out_dir=tmp_path / 'again')
+        assert (tmp_path / 'again' / safe.name).read_bytes() == safe.read_bytes()
 
 
 def test_publishing_a_bare_classifier_and_mistakes(theirs, tmp_path):

@@ -1,0 +1,101 @@
+"""The lr of a short run: warm-ups that fit it, and a warning where it stays low."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import OptimWrapper
+from small_runs import dump, losses, run, small_config
+
+from mmsoft.engine.classification import CosineSchedule
+from mmsoft.engine.guarded import TrainingRunner
+from mmsoft.engine.schedules import fit_warmup
+
+WARMUP = dict(type='LinearLR', start_factor=0.001, by_epoch=False, begin=0, end=500)
+
+
+def lrs(schedule, epochs, length, lr=1e-2):
+    """Of each iteration, as the runner's hook steps the schedulers that the runner builds."""
+    runner = TrainingRunner.__new__(TrainingRunner)
+    runner._train_loop = SimpleNamespace(max_epochs=epochs, max_iters=epochs * length, dataloader=[None] * length)
+    runner.optim_wrapper = OptimWrapper(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr))
+    schedulers, found = runner.build_param_scheduler(schedule), []
+    for iteration in range(1, epochs * length + 1):
+        found += runner.optim_wrapper.get_lr()['lr']
+        runner.optim_wrapper.optimizer.step()
+        for scheduler in schedulers:
+            if not scheduler.by_epoch or iteration % length == 0:
+                scheduler.step()
+    return found
+
+
+@pytest.fixture
+def told(monkeypatch):
+    lines = []
+    monkeypatch.setattr('mmsoft.engine.schedules.print_log', lambda line, **_: lines.append(line))
+    return lines
+
+
+@pytest.fixture(autouse=True)
+def with_train_loop(monkeypatch):
+    monkeypatch.setattr(TrainingRunner, 'train_loop', property(lambda self: self._train_loop))
+
+
+def test_a_run_shorter_than_its_warmup_comes_to_its_lr(told):
+    steps = dict(type='MultiStepLR', begin=0, end=12, by_epoch=True, milestones=[8, 11], gamma=0.1)
+    found = lrs([WARMUP, steps], epochs=12, length=5)
+    assert found[0] == pytest.approx(1e-5)
+    assert found[5:40] == pytest.approx([1e-2] * 35)  # a tenth of 60 iterations is warm-up
+    assert found[-1] == pytest.approx(1e-4)
+    assert len(told) == 1
+    assert told[0].startswith('the warm-up of 500 iterations is as long as the run of 60: it takes 6 instead')
+    poly = dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False, begin=500, end=1000)
+    warmup, decay = fit_warmup([WARMUP, poly], SimpleNamespace(max_epochs=1, max_iters=100))
+    assert (warmup['end'], decay['begin']) == (10, 10)
+    assert (WARMUP['end'], poly['begin']) == (500, 500)  # the config stays
+
+
+@pytest.mark.parametrize('length', [1, 2, 3])
+def test_the_shortest_runs_have_an_lr_too(length, told):
+    assert lrs([WARMUP], epochs=1, length=length)[-1] == pytest.approx(1e-2)
+
+
+def test_longer_runs_are_left_as_they_are(told):
+    found = lrs(WARMUP, epochs=1, length=501)
+    assert found[250] == pytest.approx(1e-5 + 250 / 499 * (1e-2 - 1e-5))
+    assert found[-1] == pytest.approx(1e-2)
+    assert not told
+
+
+def test_epochs_are_counted_as_epochs(told):
+    warmup = dict(type='LinearLR', start_factor=0.1, end=20)
+    assert lrs(warmup, epochs=20, length=3)[-1] == pytest.approx(1e-2)
+    assert 'the warm-up of 20 epochs is as long as the run of 20: it takes 2 instead' in told[0]
+
+
+def test_a_run_that_stays_below_its_lr_says_so(told):
+    assert max(lrs(dict(type='ConstantLR', factor=0.1, end=9), epochs=3, length=2)) == pytest.approx(1e-3)
+    assert told == [
+        'the lr stays at or below 0.001 for the whole run, 10.0% of the 0.01 of the config: '
+        'its param_scheduler is made for a longer run'
+    ]
+
+
+def test_classifiers_shorten_it_as_well():
+    lines, loader = [], [None] * 10
+    logger = SimpleNamespace(warning=lines.append)
+    cfg = Config(dict(optim_wrapper=dict(optimizer=dict(lr=1e-3))))
+    runner = SimpleNamespace(train_dataloader=loader, max_iters=30, cfg=cfg, logger=logger)
+    assert CosineSchedule(warmup_epochs=5)._check(runner) == 3
+    assert lines[0].startswith('5 epochs of warm-up are as long as the run: it takes 3 iterations instead')
+    assert CosineSchedule(warmup_epochs=2)._check(runner) == 20
+    assert len(lines) == 1
+
+
+def test_a_real_run_starts_with_it(tmp_path):
+    cfg = small_config('retinanet', tmp_path / 'data', train=4, epochs=2)
+    cfg.param_scheduler = [WARMUP]
+    done = run('train', dump(cfg, tmp_path), '--work-dir', tmp_path / 'run')
+    assert 'the warm-up of 500 iterations is as long as the run of 4: it takes 2 instead' in done.stdout + done.stderr
+    assert losses(tmp_path / 'run')
