@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,6 +15,7 @@ from small_runs import SIZE, run, small_config
 from mmsoft import Predictor
 from mmsoft.checkpoints import CheckpointError
 from mmsoft.engine.carried import carried_config, registered_names
+from mmsoft.engine.predict import predict
 
 METHODS = ('retinanet', 'mask_rcnn', 'upernet', 'classifier')
 
@@ -161,3 +163,23 @@ def test_a_hostile_checkpoint_runs_nothing_else(pictures, tmp_path, monkeypatch)
         with suppress(Exception):
             Predictor(path, device='cpu')(pictures / 'a.png')
         assert not (tmp_path / 'ran').exists()
+
+
+def test_results_have_the_ids_of_the_data_set(pictures, tmp_path):
+    """A benchmark that reads results.json compares pictures by them; others get numbers that are free."""
+    cfg, path = small_checkpoint('retinanet', tmp_path)
+    file = Path(cfg.test_evaluator.ann_file)
+    content = json.loads(file.read_text())
+    for image in content['images']:
+        image['id'] *= 700
+    file.write_text(json.dumps(content))
+    inputs = [str(pictures / 'a.png'), str(file.parents[1] / 'val2017')]
+    predict(cfg, str(path), inputs, tmp_path / 'out', 'cpu', drawings=False)
+    found = json.loads((tmp_path / 'out' / 'results.json').read_text())
+    ids = {Path(entry['file_name']).name: entry['image_id'] for entry in found}
+    names = {f'{number:012d}.jpg': 700 * number for number in range(1, 5)}
+    assert {name: ids[name] for name in names} == names
+    assert ids.keys() == {*names, 'a.png'}
+    assert ids['a.png'] > 2800
+    predict(cfg, str(path), inputs[:1], tmp_path / 'alone', 'cpu', drawings=False)
+    assert {entry['image_id'] for entry in json.loads((tmp_path / 'alone' / 'results.json').read_text())} == {1}
