@@ -292,7 +292,11 @@ class Prediction:
 
     @property
     def label_map(self) -> np.ndarray | None:
-        """(H, W): the class of every pixel."""
+        """(H, W): the class of every pixel; of a panoptic model the number of classes where there is none."""
+        if hasattr(self.sample, 'pred_panoptic_seg'):
+            from mmdet.evaluation.functional import INSTANCE_OFFSET
+
+            return self.sample.pred_panoptic_seg.sem_seg[0].numpy() % INSTANCE_OFFSET
         found = getattr(self.sample, 'pred_sem_seg', None)
         return None if found is None else found.data[0].numpy()
 

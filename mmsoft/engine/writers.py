@@ -98,6 +98,36 @@ class DetectionWriter(JsonWriter):
             yield entry if rle is None else dict(**entry, segmentation=dict(rle, counts=rle['counts'].decode()))
 
 
+class SegmentWriter(DetectionWriter):
+    """Of panoptic models: scored instances where they give some, the segments of the picture else.
+
+    A segment has a ``segment_id``, its mask, box and area; panoptic models score none.
+    """
+
+    def entries(self, sample: Any) -> Iterator[dict[str, Any]]:
+        if hasattr(sample, 'pred_instances'):
+            yield from super().entries(sample)
+            return
+        from mmdet.structures.mask import encode_mask_results
+        from pycocotools import mask as coder
+
+        for number, (label, mask) in enumerate(segments(sample, len(self.classes)), start=1):
+            (rle,) = encode_mask_results([mask])
+            about = dict(bbox=coder.toBbox(rle).tolist(), area=int(mask.sum()), segment_id=number)
+            segmentation = dict(rle, counts=rle['counts'].decode())
+            yield dict(category_id=self.category_ids[label], **about, segmentation=segmentation)
+
+
+def segments(sample: Any, count: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Class and mask (H, W) of each segment of a panoptic sample; what is of no class is left out."""
+    from mmdet.evaluation.functional import INSTANCE_OFFSET
+
+    ids = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy()
+    for number in np.unique(ids).tolist():
+        if number % INSTANCE_OFFSET < count:
+            yield number % INSTANCE_OFFSET, ids == number
+
+
 class LabelMapWriter(Writer):
     """``labels/``: class indices as PNG of 8 bits, or 16 where there are more than 256; a video gets a folder."""
 
