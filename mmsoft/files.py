@@ -33,7 +33,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def shown(text: str, keep: str = '') -> str:
-    """The text with what steers a terminal, or is no whole character, as an escape; but for what to ``keep``."""
+    """The text with what steers a terminal, or is no whole character, as an escape; except for what to ``keep``."""
     return _STEERS.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
 
 

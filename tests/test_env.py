@@ -11,7 +11,7 @@ from fresh_python import ALONE, fake, fake_distribution, python
 
 from mmsoft import env
 from mmsoft.ops import kernels
-from mmsoft.versions import REQUIREMENTS
+from mmsoft.versions import REQUIREMENTS, vision_for
 
 
 def report(path=None, module='mmsoft.env'):
@@ -61,7 +61,7 @@ BROKEN = {
     'a torchvision for another torch': (
         dict(torchvision='raise RuntimeError("operator torchvision::nms does not exist")'),
         'operator torchvision::nms does not exist; mend it with `pip install',
-        '"torchvision==0.',
+        f'"torchvision{vision_for(torch.__version__)}"',
     ),
     'an old mmdet': (dict(mmdet='__version__ = "2.28.2"'), 'mmdet 2.28.2 is too old; mend it with `pip install', ''),
 }

@@ -126,7 +126,7 @@ def test_classes_have_one_parent_and_set_nothing_before_it():
 
 
 def imports(node):
-    """Modules that a tree imports anywhere, but for what an ``if`` on the platform or a ``try`` guards."""
+    """Modules that a tree imports anywhere, except for what an ``if`` on the platform or a ``try`` guards."""
     if isinstance(node, ast.Try) or (isinstance(node, ast.If) and 'platform' in ast.unparse(node.test)):
         return
     if isinstance(node, ast.Import):
@@ -302,7 +302,7 @@ def test_make_chooses_what_is_asked_for(tmp_path, monkeypatch):
     pins = dict(text.split('==') for text in specifications()[1] if '==' in text)
     assert f"'torch=={pins['torch']}' 'torchvision{versions.vision_for(pins['torch'])}'" in plan
     assert "-e '.[openmmlab,export,dev]'" in plan
-    plan = make('test', 'STACK=classic', 'TORCH=2.6.0')
+    plan = make('-B', 'test', 'STACK=classic', 'TORCH=2.6.0')
     assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,dev]'" in plan
     assert '.venv-original-torch2.6.0/bin/python -m pytest' in plan
     run = subprocess.run(['make', 'install', 'STACK=new', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from benchmark import (
+    COUNTED,
     GEMMS,
     PEERS,
     SUITES,
@@ -35,6 +36,9 @@ OWN_CHOICE = dict(
 
 def main() -> None:
     args = parse()
+    if args.suite in COUNTED:
+        print(COUNTED[args.suite].run(args, lambda text: print(text, file=sys.stderr, flush=True)))
+        return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way what was measured is written
     if args.models:
         choice = {key: getattr(args, key, default) for key, default in OWN_CHOICE.items()}
@@ -64,7 +68,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """The options, which do not contradict each other; a choice of one's own that was not made is not in it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--suite', choices=SUITES, help='a named set of cases; by default figures, as in the README')
+    parser.add_argument(
+        '--suite', choices=[*SUITES, *COUNTED], help='a named set of cases; by default figures, as in the README'
+    )
     parser.add_argument(
         '--peer', nargs='+', metavar='NAME', help='backbones or attentions that others are compared with'
     )
@@ -95,12 +101,23 @@ def parse() -> argparse.Namespace:
         raise SystemExit('error: --suite fixes its cases: leave out --models, or --suite')
     if given and not args.models:
         raise SystemExit(f'error: a suite fixes its {", ".join(given)}: give --models to choose your own')
+    if args.suite in COUNTED:
+        _refuse_unread(parser, args)
     if args.no_memory and args.memory_samples is not None:
         raise SystemExit('error: --memory-samples has nothing to do with --no-memory: leave one out')
     for option in ('rounds', 'threads', 'memory_samples'):
         if getattr(args, option) is not None and getattr(args, option) < 1:
             raise SystemExit(f'error: --{option.replace("_", "-")} must be 1 or more; got {getattr(args, option)}')
     return args
+
+
+def _refuse_unread(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Suites that count take few options, and say so of the others."""
+    read = COUNTED[args.suite].read
+    for option in vars(args).keys() - {'suite', *read}:
+        if getattr(args, option) != parser.get_default(option):
+            allowed = ', '.join(f'--{name}' for name in read)
+            raise SystemExit(f'error: --suite {args.suite} does not read {option!r}; its options are {allowed}')
 
 
 def _add_own_choice(parser: argparse.ArgumentParser) -> None:

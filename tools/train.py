@@ -21,7 +21,7 @@ from mmsoft.engine.launch import LAUNCHERS, part_processes
 from mmsoft.engine.training import demo_report, train
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config')
     parser.add_argument('--work-dir', help='logs and checkpoints; by default work_dirs/<name of the config>')
@@ -64,7 +64,11 @@ def main() -> None:
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='resume from a pickle that may run code of whoever wrote it'
     )
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
     if args.demo:
         check_options(args.cfg_options or {})
     cfg = load_config(args.config, args.cfg_options)

@@ -26,7 +26,7 @@ def from_published(state_dict: str | Path | Mapping, strict: bool = True, **over
     if not checkpoint.published or not checkpoint.family:
         known = [f'{family.example[0]} of {family.title}' for family in FAMILIES.values() if family.published]
         raise CheckpointError(
-            f'{checkpoint.source} is not a published SOFT checkpoint nor one of InLine: it has no {", ".join(known)}; '
+            f'{checkpoint.source} is not a published checkpoint of a known family: it has no {", ".join(known)}; '
             f'its first name is {next(iter(checkpoint.weights))!r}'
         )
     read = read_architecture(checkpoint.weights)

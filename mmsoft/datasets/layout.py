@@ -227,6 +227,14 @@ def class_count(dataset: Mapping[str, Any]) -> int | None:
     return None
 
 
+def class_lists(dataset: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Kind and metainfo of each data set of pictures that names its classes before it reads anything."""
+    for config in leaf_datasets(dataset):
+        leaf = _without_data(config)
+        if leaf is not None and leaf.metainfo.get('classes') and 'mmdet.BaseVideoDataset' not in _bases(leaf):
+            yield type(leaf).__name__, leaf.metainfo
+
+
 def _check_class_folders(config: Mapping[str, Any]) -> list[str]:
     """Classes and pictures, or pictures and labels; a part of the classes is enough to test on."""
 

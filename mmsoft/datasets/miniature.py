@@ -255,7 +255,7 @@ def _write_cityscapes(folder: Path, split: str, drawn: Iterator[Scene]) -> None:
 
 
 def _write_imagenet(folder: Path, split: str, drawn: Iterator[Scene]) -> None:
-    """``train/CLASS/*.jpg``: square pictures of the scenes' objects, but for those that others hide."""
+    """``train/CLASS/*.jpg``: square pictures of the scenes' objects, except for those that others hide."""
     for kind in KINDS:
         (folder / split / _class_folder(kind)).mkdir(parents=True)
     for number, scene in enumerate(drawn):

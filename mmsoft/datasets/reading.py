@@ -102,7 +102,7 @@ class ReadSafely(BaseTransform):
         record: A file that gets one line of JSON a fault: the file and what is wrong with it.
         training: Skip the sample, so that the data set draws another one. Otherwise an image that
             cannot be read is black, a label map is ignored, and instances are left out.
-        num_classes: Pixels with labels of this and above, but for 255, are ignored and put on record.
+        num_classes: Pixels with labels of this and above, except for 255, are ignored and put on record.
     """
 
     def __init__(self, loader: dict, record: str, training: bool, num_classes: int | None = None) -> None:

@@ -27,19 +27,9 @@ LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last st
 _PICKLE_READERS = dict(OpenImagesChallengeDataset='its hierarchy file', DODDataset='its annotations')
 # What MMEngine's Runner reads besides what a config has.
 RUNNER_KEYS = (
-    *(
-        'custom_hooks',
-        'custom_imports',
-        'default_hooks',
-        'launcher',
-        'load_from',
-        'resume',
-        'work_dir',
-        'compile',
-        'sync_bn',
-    ),
-    *('visualizer', 'env_cfg', 'model_wrapper_cfg', 'find_unused_parameters', 'auto_scale_lr', 'experiment_name'),
-    *('log_processor', 'log_level', 'randomness', 'optim_wrapper', 'param_scheduler'),
+    *('custom_hooks', 'custom_imports', 'default_hooks', 'launcher', 'load_from', 'resume', 'work_dir', 'compile'),
+    *('sync_bn', 'visualizer', 'env_cfg', 'model_wrapper_cfg', 'find_unused_parameters', 'auto_scale_lr'),
+    *('experiment_name', 'log_processor', 'log_level', 'randomness', 'optim_wrapper', 'param_scheduler'),
 )
 
 

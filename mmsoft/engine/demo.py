@@ -140,7 +140,7 @@ def _shorten(cfg: Config) -> None:
     """A few epochs, one cosine, and the lr of a random start."""
     batch, processes = _batch(cfg)
     epochs = cfg.get('demo_epochs', EPOCHS[task_of(cfg).name])
-    steps = epochs * math.ceil(IMAGES / (batch * processes))  # but for classes, whose schedule counts by itself
+    steps = epochs * math.ceil(IMAGES / (batch * processes))  # except for classes, whose schedule counts by itself
     by_epoch = cfg.train_cfg.get('by_epoch', 'max_epochs' in cfg.train_cfg)
     if by_epoch:
         cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=max(1, epochs // 3))

@@ -99,7 +99,7 @@ def take_gradients(checkpoint: dict, model: nn.Module) -> None:
 
 
 def own_files_only(info: dict[str, Any], source: str | Path, folders: Iterable[str | Path]) -> None:
-    """Forget what a checkpoint says of files to remove, but for those that hooks write into ``folders``, with it."""
+    """Forget what a checkpoint says of files to remove, unless both it and they are in the hooks' ``folders``."""
     folders = [Path(folder).resolve() for folder in folders]
     own = Path(source).resolve().parent in folders
     for key, value in list(info.items()):

@@ -19,6 +19,7 @@ from mmsoft.datasets.layout import class_count
 from mmsoft.datasets.reading import check_sides
 from mmsoft.visualization import draw_class, draw_instances, draw_label_map
 
+from .heads import check_heads, head_counts
 from .parts import kind_of, pipelines, walk_dicts
 from .writers import ClassWriter, DetectionWriter, LabelMapWriter, SegmentWriter, Writer
 
@@ -161,9 +162,9 @@ def check_class_count(cfg: Config, mode: str) -> None:
         )
 
 
-def label_count(cfg: Config) -> int:
-    head = cfg.model.decode_head
-    return (head[-1] if isinstance(head, list) else head).num_classes
+def label_count(cfg: Config) -> int | None:
+    """Of the last head, also of one that is nested; all have the same, see check_heads."""
+    return next(reversed([count for _, count in head_counts(cfg.model.decode_head)]), None)
 
 
 CLASSIFICATION = Task(
@@ -191,6 +192,7 @@ SEMANTIC_SEGMENTATION = Task(
     steps=pipeline_steps,
     input_shape=pipeline_shape,
     run=run_whole,
+    check=check_heads,
     label_count=label_count,
 )
 DETECTION = Task(
@@ -204,6 +206,7 @@ DETECTION = Task(
     steps=pipeline_steps,
     input_shape=pipeline_shape,
     run=run_detector,
+    check=check_heads,
     dump='mmdet.DumpDetResults',
 )
 INSTANCE_SEGMENTATION = replace(

@@ -36,12 +36,12 @@ def provider() -> tuple[str, str]:
     """Whose operators ``mmcv.ops`` takes, without importing them, and the file that holds them.
 
     ``compiled``: mmcv's own; ``installed``: ours, by the file that ``--install`` wrote; ``foreign``: somebody else's
-    ``_ext.py``; ``active``: ours, in this process; ``missing``: nobody's, as mmcv is not installed.
+    ``_ext.py``; ``active``: ours, in this process; ``missing``: nobody's, as there is no mmcv.
     """
     package = importlib.util.find_spec('mmcv')
-    if package is None or not package.submodule_search_locations:
+    if package is None or package.origin is None:  # nothing, or a folder that an uninstall left behind
         return 'missing', ''
-    spec = importlib.machinery.PathFinder.find_spec(NAME, list(package.submodule_search_locations))
+    spec = importlib.machinery.PathFinder.find_spec(NAME, list(package.submodule_search_locations or ()))
     if spec is None or spec.origin is None:
         return 'active', str(SUBSTITUTE)
     if not spec.origin.endswith('.py'):

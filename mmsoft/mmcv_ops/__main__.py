@@ -50,7 +50,7 @@ def status() -> str:
         'installed': f'installed: mmcv takes those of mmsoft in every program, by {where}.',
         'foreign': f'foreign: mmcv takes those of {where}, which is neither its own nor of this command.',
         'active': 'active: mmcv takes those of mmsoft where mmsoft is imported first; --install is for all programs.',
-        'missing': 'missing: mmcv is not installed; `pip install "mmsoft[openmmlab]"`.',
+        'missing': 'missing: mmcv is not installed, or only a folder; `pip install "mmsoft[openmmlab]"` brings it.',
     }[whose]
 
 

@@ -20,6 +20,8 @@ from .stage import to_channels_last
 
 # Parameters that are tables, not filters: weight decay leaves them alone.
 TABLES = ('position.table', 'relative_position_bias_table', 'cls_token', 'cls_position')
+# What init_cfg of the type Pretrained may say.
+PRETRAINED = ('type', 'checkpoint', 'map_location', 'trust', 'prefix', 'strict', 'new_head')
 
 
 class Backbone(nn.Module):
@@ -124,6 +126,8 @@ class Backbone(nn.Module):
 
             initialize(self, others)
         for cfg in pretrained:
+            for key in cfg:
+                choose('init_cfg: option', key, PRETRAINED)
             # map_location is MMEngine's: files are read on the CPU and copied to where the model is
             options = {key: value for key, value in cfg.items() if key not in ('type', 'map_location')}
             source, trust = options.pop('checkpoint'), options.pop('trust', False)

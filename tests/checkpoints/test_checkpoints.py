@@ -221,7 +221,9 @@ def test_bad_sources_are_named(tmp_path, golden):
     torch.save([1, 2], tmp_path / 'list.pth')
     with pytest.raises(CheckpointError, match='dict of tensors; got list'):
         read_state_dict(tmp_path / 'list.pth')
-    with pytest.raises(CheckpointError, match=r'not a published SOFT checkpoint.*conv1\.weight'):
+    with pytest.raises(
+        CheckpointError, match=r'not a published checkpoint of a known family: .*pos_embed1 of SOFT,.*conv1\.weight'
+    ):
         from_published({'conv1.weight': torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"starts with 'neck\.'"):
         load_pretrained(SOFT(MINI), golden.weights, prefix='neck')
@@ -272,6 +274,12 @@ def test_a_path_beside_the_weights_is_passed_by_whatever_wrote_it(kind):
     """On another system, or with Python 3.13, where paths come from a module of another name."""
     module, name = kind.encode().split()
     assert Machine(SKIPPED, 99).run(io.BytesIO(b'c' + module + b'\n' + name + b'\n(Vruns\ntR.')) == {}
+
+
+def test_a_misspelt_option_of_init_cfg_says_what_there_is():
+    wrong = dict(type='Pretrained', checkpoint='file.pth', strct=False)
+    with pytest.raises(ValueError, match=r"init_cfg: option 'strct' is unknown; choose one of .*strict, new_head"):
+        SOFT(MINI, init_cfg=wrong).init_weights()
 
 
 def test_modules_of_before_are_those_of_now():

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from fresh_python import ALONE, python
 from helpers import first_on_path, relative_error
 from mmcv_cases import Draw, with_gradients
 
@@ -413,6 +414,11 @@ def test_installed_for_programs_that_import_mmcv_first(mmcv_without_compiler):
     assert tool(path, '--install').returncode == 0
     assert 'is removed' in tool(path, '--remove').stdout
     assert not (path / 'mmcv' / '_ext.py').exists()
+    left = path / 'left'  # by an uninstall, beside the line that --install wrote
+    (left / 'mmcv').mkdir(parents=True)
+    (left / 'mmcv' / '_ext.py').write_text(mmcv_ops.LINE)
+    alone = f'{ALONE}\nfrom mmsoft.mmcv_ops import __main__ as tool; print(tool.status())'
+    assert python(alone, path=left).stdout.startswith('missing: mmcv is not installed, or only a folder')
     (path / 'mmcv' / '_ext.py').write_text('nms = None\n')
     assert 'foreign: ' in tool(path, '--status').stdout
     for option in ('--install', '--remove'):

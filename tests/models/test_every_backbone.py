@@ -273,16 +273,6 @@ def test_traced_classifiers_take_any_batch(name):
 
 
 @every
-def test_forward_does_not_wait_for_the_device(case):
-    """On the meta device nothing has a value: reading one (a host synchronisation) would raise."""
-    soft = (dict(landmark_sampling='random'), dict(num_landmarks=None)) if case.has_landmarks else ()
-    for options in ({}, *soft):
-        with torch.device('meta'):
-            model = case.build(**options)
-            assert [tuple(y.shape[2:]) for y in model(torch.zeros(1, 3, 200, 333))] == sizes_of(200, 333)
-
-
-@every
 def test_stages_freeze_as_in_mmdet(case):
     plain = case.family == 'InLineDeiT'  # counts layers, as mmpretrain's
     count = 3 if plain else 4

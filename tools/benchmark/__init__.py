@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from .cases import GEMMS, check_case
+from .launches import COUNTED
 from .measure import Group, Options, Record, measure_group
 from .plots import plot_report
 from .report import make_report, markdown, write_data
 from .suites import PEERS, SUITES, selection, sizes_of, with_gemm
 
 __all__ = [
+    'COUNTED',
     'GEMMS',
     'PEERS',
     'SUITES',

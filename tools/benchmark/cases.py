@@ -72,7 +72,7 @@ class Case(NamedTuple):
 
     ``model`` is a backbone, ``retinanet:<backbone>`` and the like, ``attention:<name>`` (whose size is the grid of
     tokens), ``pyramid:<attention>`` or one of GEMMS. ``num_landmarks`` None gives ours the authors' rule, by which
-    landmarks grow with the image.
+    landmarks grow with the image. With ``graph`` a step is captured once, as a CUDA graph, and then replayed.
     """
 
     model: str
@@ -84,6 +84,7 @@ class Case(NamedTuple):
     num_landmarks: int | None = NUM_LANDMARKS
     batch: int = 1
     device: str = 'cpu'
+    graph: bool = False
 
     @property
     def family(self) -> str:
@@ -106,6 +107,7 @@ class Case(NamedTuple):
         """The model and what sets it apart from the usual: an fp32 run in eager mode."""
         parts = [self.model, self.precision if self.precision != 'fp32' else '']
         parts += ['compiled' if self.compiled else '', 'with_cp' if self.with_cp else '']
+        parts += ['CUDA graph' if self.graph else '']
         if self.num_landmarks != NUM_LANDMARKS:
             parts.append('landmarks ' + ('as published' if self.num_landmarks is None else f'{self.num_landmarks}'))
         return ' '.join(filter(None, parts))
@@ -149,6 +151,8 @@ def _check_options(case: Case) -> None:
     part = case.family in ('attention', 'pyramid')
     if case.with_cp and (case.task != 'train' or part or case.part in TIMM):
         raise ValueError(f'with_cp saves memory in training steps of {", ".join([*SWINS, *RESNETS])} and ours only')
+    if case.graph and case.device != 'cuda':
+        raise ValueError(f'CUDA graphs need a GPU; measure {case.model} without one on {case.device}')
     if case.num_landmarks != NUM_LANDMARKS and (part or not is_soft(case.part)):
         raise ValueError(f'num_landmarks is an option of SOFT, which {case.model} is not')
 

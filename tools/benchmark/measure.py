@@ -28,6 +28,7 @@ from .cases import GEMMS, PRECISIONS, WHOLE, Case, Work, build
 
 ROUND_SECONDS = 0.2  # a round repeats what is shorter
 M_MMAP_THRESHOLD = -3  # of malloc.h
+GRAPH_WARM_UPS = 3  # steps before one is captured, as torch asks for
 WARM_UP_SIDE = 128  # libraries load and weights are packed on a small input
 NO_MEMORY = 'peak memory was not measured: that needs CUDA, or a Linux that lets /proc/self/clear_refs be written'
 
@@ -194,6 +195,7 @@ class _Runs:
     def warm_up(self) -> None:
         """The first runs, of which the last sets how often a round repeats."""
         self._start()
+        self._capture()
         if self._timed(1) < ROUND_SECONDS:
             self.repeats = math.ceil(ROUND_SECONDS / self._timed(1))
 
@@ -202,6 +204,7 @@ class _Runs:
         _unmap_what_is_freed()
         self._start()
         with _peak(self.case.device) as peak:
+            self._capture()  # a graph has its memory from then on
             self._timed(1)
         return peak[0] if peak else None
 
@@ -211,6 +214,22 @@ class _Runs:
             size = tuple(min(side, WARM_UP_SIDE) for side in size)
         self._step(self.work.inputs(size))
         self.inputs = self.work.inputs(self.case.size)
+        self.run = lambda: self._step(self.inputs)
+
+    def _capture(self) -> None:
+        """Let runs replay a CUDA graph of a step, if the case says so; libraries get ready on a stream aside."""
+        if not self.case.graph:
+            return
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(GRAPH_WARM_UPS):
+                self._step(self.inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step(self.inputs)
+        self.run = graph.replay
 
     def count(self) -> int | None:
         """Multiply-adds, on the meta device, as fused operators would not be seen; of training three times forward's.
@@ -240,13 +259,13 @@ class _Runs:
             torch.cuda.synchronize()
             start.record()
             for _ in range(repeats):
-                self._step(self.inputs)
+                self.run()
             end.record()
             end.synchronize()
             return start.elapsed_time(end) / 1000 / repeats
         start = time.perf_counter()
         for _ in range(repeats):
-            self._step(self.inputs)
+            self.run()
         return (time.perf_counter() - start) / repeats
 
 

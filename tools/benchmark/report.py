@@ -22,7 +22,7 @@ from .measure import NO_MEMORY, Options, Record
 LIBRARIES = ('torch', 'torchvision', 'timm', 'mmengine', 'mmcv', 'mmdet', 'mmseg')
 # Below these, costs that do not grow with the image weigh in; left out of fits where three sizes remain.
 FIT_FROM = 448 * 448 // 16  # tokens
-SPREAD = ('seconds_samples', 'peak_mib_samples')  # JSON only
+SPREAD = ('seconds_samples', 'peak_mib_samples', 'calls', 'bytes')  # JSON only
 
 
 def make_report(name: str, records: Sequence[Record], peers: Sequence[str], options: Options) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""How many classes the heads of a detector or segmentor tell apart, compared with those of the data."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from mmsoft.datasets.layout import class_lists
+
+from .parts import kind_of
+
+NUMBERS = ('num_classes', 'num_things_classes', 'num_stuff_classes')
+# Parts of a model whose classes are not those of the data: objects or none, pretraining, stuff of its own, persons.
+OTHER_PARTS = {
+    'backbone',
+    'rpn_head',
+    'reid',
+    'semantic_head',
+    'train_cfg',
+    'test_cfg',
+    'init_cfg',
+    'data_preprocessor',
+}
+OTHER_KINDS = {'STDCHead', 'VPDDepthHead'}  # borders or none, and depths
+
+
+def head_counts(node: Any, place: str = 'model') -> Iterator[tuple[str, int]]:
+    """Dotted names and values of the class counts in the config of a model; defaults of the heads' classes as well."""
+    if isinstance(node, (list, tuple)):
+        for index, part in enumerate(node):
+            yield from head_counts(part, f'{place}.{index}')
+    if not isinstance(node, Mapping) or kind_of(node) in OTHER_KINDS or node.get('class_agnostic'):
+        return
+    for name, count in {**_defaults(node.get('type')), **node}.items():
+        if name in NUMBERS and isinstance(count, int):
+            yield f'{place}.{name}', count
+        elif name not in OTHER_PARTS or (name == 'semantic_head' and kind_of(node) == 'PanopticFPN'):
+            yield from head_counts(count, f'{place}.{name}')
+
+
+def _defaults(kind: str | type | None) -> dict[str, Any]:
+    """Class counts that a part has unless its config says otherwise, of the first class below it that names some."""
+    with MODELS.switch_scope_and_registry(None) as registry:
+        kind = registry.get(kind) if isinstance(kind, str) else kind
+    for base in inspect.getmro(kind) if isinstance(kind, type) else ():
+        options = inspect.signature(base.__init__).parameters
+        found = {name: options[name].default for name in NUMBERS if name in options}
+        if found or all(option.kind is not option.VAR_KEYWORD for option in options.values()):
+            return found
+    return {}
+
+
+def check_heads(cfg: Config, mode: str) -> None:
+    """Raise unless every head has the classes of this mode's data (train, val, test).
+
+    Heads that are told classes in words (``language_model``) have no number of them.
+    """
+    if 'language_model' in cfg.model:
+        return
+    found = dict(head_counts(cfg.model))
+    for kind, meta in class_lists(cfg[f'{mode}_dataloader'].dataset):
+        wanted = {name: _wanted(name.rpartition('.')[2], meta, found) for name in found}
+        wrong = {name: count for name, count in wanted.items() if count != found[name]}
+        if wrong:
+            heads = ', '.join(f'{name} is {found[name]}' for name in wrong)
+            options = ' '.join(f'{name}={count}' for name, count in wrong.items())
+            raise ValueError(
+                f'the {mode} data ({kind}) has {len(meta["classes"])} classes, but {heads}: set --cfg-options '
+                f'{options}, or name the classes that are meant with metainfo=dict(classes=...) in the data sets'
+            )
+
+
+def _wanted(name: str, meta: Mapping[str, Any], found: Mapping[str, int]) -> int:
+    """Things alone where the data tells them from stuff: boxes and masks are of things."""
+    classes = set(meta['classes'])
+    stuff = len(classes.intersection(meta.get('stuff_classes', ())))
+    return stuff if name == 'num_stuff_classes' else len(classes) - stuff

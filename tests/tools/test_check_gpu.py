@@ -1,0 +1,90 @@
+"""The check of a GPU, rehearsed on the CPU; that it finds what is wrong, and goes on where memory ends."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from benchmark import on_gpu
+from benchmark.cases import Case, check_case
+from benchmark.measure import Record
+from helpers import TOOLS
+
+TOOL = [sys.executable, str(TOOLS / 'check_gpu.py')]
+
+
+@pytest.mark.slow
+def test_a_rehearsal_runs_through(tmp_path):
+    pytest.importorskip('triton')
+    environment = dict(os.environ, OMP_NUM_THREADS='1')
+    run = subprocess.run(
+        [*TOOL, '--rehearse', '--rounds', '1', '--out', str(tmp_path)], capture_output=True, text=True, env=environment
+    )
+    assert run.returncode == 0, run.stderr
+    report = json.loads((tmp_path / 'report.json').read_text())
+    assert report['rehearsal']
+    names = {one['name'].partition(',')[0] for one in report['checks']}
+    assert names == {'softmax_free_attention', 'inline_attention', 'dynamic_depthwise', 'soft_pp_tiny'}
+    assert all(one['passed'] for one in report['checks'])
+    assert report['tests']['exit'] == 0
+    rows = report['measured']['cases']
+    assert len(rows) == 12
+    assert all(row['seconds'] > 0 for row in rows)
+    text = (tmp_path / 'report.md').read_text()
+    assert text.strip() in run.stdout
+    assert 'Nothing wrong was found' in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
+def test_without_a_gpu_it_says_so_at_once(tmp_path):
+    run = subprocess.run([*TOOL, '--out', str(tmp_path / 'out')], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert 'torch is built ' in run.stderr
+    assert 'Traceback' not in run.stderr
+    assert not (tmp_path / 'out').exists()
+
+
+def test_a_kernel_that_is_wrong_fails_or_does_not_run(monkeypatch):
+    """On the CPU no kernel runs, which must not pass for a success; nor does a wrong result, nor NaN."""
+    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
+    checks = list(on_gpu.check_operators('cpu', True))
+    assert len(checks) == 3 * 3
+    assert all('its kernel does not run' in one.failed and not one.passed for one in checks)
+    op = on_gpu.OPERATORS['inline_attention']
+    monkeypatch.setattr(op, 'choice', lambda *_: 'triton')
+    (right,) = (i for i in op.implementations if i.kind == 'portable')
+    example = on_gpu.SHAPES[op.name][0]
+    good = on_gpu._tried('good', 1e-4, on_gpu._operator, op, example, 'fp32', 'cpu')
+    assert good.passed, good
+    wrong = right._replace(kind='triton', run=lambda q, k, v: 1.01 * right.run(q, k, v))
+    monkeypatch.setattr(op, 'implementations', (wrong, right))
+    bad = on_gpu._tried('bad', 1e-4, on_gpu._operator, op, example, 'fp32', 'cpu')
+    assert not bad.passed
+    assert bad.output == pytest.approx(0.01, rel=0.1)
+    assert not bad._replace(output=float('nan')).passed
+
+
+def test_smaller_sizes_follow_where_memory_ends(monkeypatch):
+    def measured(case, rounds):
+        big = case.size[0] > 400
+        return Record('group', case, failure='OutOfMemoryError: CUDA out of memory. Tried' if big else None)
+
+    monkeypatch.setattr(on_gpu, '_measured', measured)
+    records = on_gpu.measure_down(Case('swin_tiny', (800, 1344)), 1)
+    assert [record.case.size for record in records] == [(800, 1344), (512, 864), (320, 544)]
+    assert [bool(record.failure) for record in records] == [True, True, False]
+
+
+def test_every_way_is_measured():
+    groups = on_gpu.cases('cuda', on_gpu.SIZES, on_gpu.MODELS, False)
+    assert len(groups) == len(on_gpu.SIZES) * len(on_gpu.MODELS)
+    for chosen in groups:
+        assert len({*chosen}) == len(chosen) >= 12
+        assert {(c.task, c.precision) for c in chosen if c.graph} == {(c.task, c.precision) for c in chosen}
+    assert {c.size for chosen in groups for c in chosen if c.compiled} == {on_gpu.SIZES[-1]}
+    assert all(c.compiled for chosen in on_gpu.cases('cpu', [(64, 64)], ['swin_tiny'], True) for c in chosen[1::2])
+    with pytest.raises(ValueError, match='CUDA graphs need a GPU'):
+        check_case(Case('swin_tiny', (64, 64), graph=True))
+    assert Case('swin_tiny', (64, 64), graph=True).label == 'swin_tiny CUDA graph'

@@ -1,0 +1,192 @@
+"""What tools/check_gpu.py does on a device: kernels against float64, time and memory, smaller where memory ends."""
+
+import gc
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmsoft.ops.dispatch import OPERATORS, PORTABLE, Operator, explain, kernels
+
+from .cases import OURS, PRECISIONS, Case, build_backbone
+from .measure import Record, _answer, _Runs
+from .suites import name_of
+
+TRITON = 'triton'
+# Of the largest difference over the largest value. References get the same rounded inputs; results are rounded once,
+# products that feed others more often.
+TOLERANCES = dict(fp32=1e-4, fp16=1e-2, bf16=6e-2)
+MODEL_TOLERANCE = 1e-3  # of whole networks in fp32, gradients as one vector
+# Shapes that the kernels serve, small and as in networks; of other operators their examples.
+SHAPES: dict[str, tuple[Callable[[Any], tuple], ...]] = dict(
+    softmax_free_attention=(
+        lambda r: (r(2, 3, 20, 8), r(2, 3, 5, 8), r(2, 3, 20, 8)),
+        lambda r: (r(2, 4, 3136, 32), r(2, 4, 49, 32), r(2, 4, 3136, 32)),
+    ),
+    inline_attention=(
+        lambda r: (r(2, 3, 9, 4), r(2, 3, 9, 4), r(2, 3, 9, 4)),
+        lambda r: (r(2, 3, 3136, 32), r(2, 3, 3136, 32), r(2, 3, 3136, 32)),
+    ),
+    dynamic_depthwise=(
+        lambda r: (r(2, 4, 6, 5), r(2, 4, 3, 3)),
+        lambda r: (r(2, 96, 56, 61), r(2, 96, 3, 3)),
+    ),
+)
+MODELS = ('soft_pp_small', 'inline_swin_tiny', 'swin_tiny', 'convnext_tiny')
+SIZES = ((224, 224), (800, 1344))
+SMALLER = ((512, 864), (320, 544), (224, 224), (128, 128))  # where memory does not suffice
+
+
+class Check(NamedTuple):
+    """One comparison with float64: the larger error of outputs and of gradients, or what ``failed``."""
+
+    name: str
+    output: float
+    gradient: float
+    tolerance: float
+    failed: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.failed is None and max(self.output, self.gradient) <= self.tolerance  # NaN is not
+
+
+def check_operators(device: str, small: bool) -> Iterator[Check]:
+    """Every operator that has a kernel in Triton, in every precision; ``small``: small shapes only."""
+    for op in OPERATORS.values():
+        if op.example is not None and any(i.kind == TRITON for i in op.implementations):
+            examples = SHAPES.get(op.name, (op.example,))
+            for size, example in zip(('small', 'large'), examples[: 1 if small else None], strict=False):
+                for precision, tolerance in TOLERANCES.items():
+                    yield _tried(
+                        f'{op.name}, {size}, {precision}', tolerance, _operator, op, example, precision, device
+                    )
+
+
+def check_models(device: str, models: Sequence[str], side: int) -> Iterator[Check]:
+    """Whole networks with kernels, beside themselves in float64 without; in fp32."""
+    for name in models:
+        yield _tried(f'{name}, {side} x {side}, fp32', MODEL_TOLERANCE, _model, name, side, device)
+
+
+def _tried(name: str, tolerance: float, call: Callable[..., tuple[float, float]], *args: Any) -> Check:
+    try:
+        return Check(name, *call(*args), tolerance)
+    except Exception as error:
+        text = (str(error).strip() or 'no message').splitlines()[0]
+        return Check(name, float('nan'), float('nan'), tolerance, f'{type(error).__name__}: {text}')
+
+
+def _operator(op: Operator, example: Callable[..., tuple], precision: str, device: str) -> tuple[float, float]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = example(lambda *shape: torch.randn(*shape, generator=generator).to(device, PRECISIONS[precision]))
+    wide = [x.double().requires_grad_() if isinstance(x, Tensor) else x for x in inputs]
+    narrow = [x.requires_grad_() if isinstance(x, Tensor) else x for x in inputs]
+    if op.choice(*narrow) != TRITON:
+        raise RuntimeError(f'its kernel does not run: {explain(op, *narrow)}')
+    found = op(*narrow)
+    with kernels(PORTABLE):
+        expected = op(*wide)
+    weight = torch.randn(found.shape, generator=generator).to(device)
+    gradients = [
+        torch.autograd.grad(y, [x for x in leaves if isinstance(x, Tensor)], weight.to(y.dtype))
+        for y, leaves in ((found, narrow), (expected, wide))
+    ]
+    return _error(found, expected), max(map(_error, *gradients))
+
+
+def _model(name: str, side: int, device: str) -> tuple[float, float]:
+    torch.manual_seed(0)
+    model = build_backbone(Case(name, (side, side))).to(device).eval()
+    images = torch.randn(1, 3, side, side).to(device)
+    found = _maps_and_gradient(model, images)
+    with kernels(PORTABLE):
+        expected = _maps_and_gradient(model.double(), images.double())
+    return max(map(_error, found[0], expected[0])), _error(found[1], expected[1])
+
+
+def _maps_and_gradient(model: torch.nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    model.zero_grad()
+    maps = model(images)
+    sum(x.square().mean() for x in maps).backward()
+    return list(maps), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference over the largest absolute value expected."""
+    expected = expected.detach().double()
+    return ((found.detach().double() - expected).abs().max() / expected.abs().max()).item()
+
+
+def cases(device: str, sizes: Sequence[tuple[int, int]], models: Sequence[str], all_compiled: bool) -> list[list[Case]]:
+    """A list a model and size: every task and precision, eager and as CUDA graph; compiled at the largest in bf16."""
+    found = []
+    for size in sizes:
+        for model in models:
+            chosen = []
+            for task in ('forward', 'train'):
+                for precision in PRECISIONS:
+                    case = Case(model, size, task, precision, device=device)
+                    chosen.append(case)
+                    if device == 'cuda':
+                        chosen.append(case._replace(graph=True))
+                    if all_compiled or (size == sizes[-1] and precision == 'bf16' and device == 'cuda'):
+                        chosen.append(case._replace(compiled=True))
+            found.append(chosen)
+    return found
+
+
+def measure(chosen: Sequence[Case], rounds: int) -> list[Record]:
+    """In a process of its own, which may die of what is measured."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool:
+        try:
+            return pool.submit(_measure_all, chosen, rounds).result()
+        except Exception as error:  # the process ended
+            return [Record(_group(case), case, failure=f'{type(error).__name__}: its process ended') for case in chosen]
+
+
+def _measure_all(chosen: Sequence[Case], rounds: int) -> list[Record]:
+    return [record for case in chosen for record in measure_down(case, rounds)]
+
+
+def measure_down(case: Case, rounds: int) -> list[Record]:
+    """The case; and, if memory does not suffice, again at smaller sizes until it does."""
+    sizes = [case.size, *(size for size in SMALLER if size < case.size)]
+    records: list[Record] = []
+    for size in sizes:
+        records.append(_measured(case._replace(size=size), rounds))
+        if 'out of memory' not in (records[-1].failure or ''):
+            break
+    return records
+
+
+def _measured(case: Case, rounds: int) -> Record:
+    record, runs = Record(_group(case), case), _Runs(case)
+
+    def ask(request: str) -> Any:
+        if record.failure is None:
+            answer, record.failure = _answer(runs, request)
+            return answer
+        return None
+
+    torch._dynamo.reset()  # or compilations of other cases would count against a limit
+    record.parameters = ask('build')
+    ask('warm_up')
+    for _ in range(rounds):
+        if (seconds := ask('round')) is not None:
+            record.seconds.append(seconds)
+    if (peak := ask('weigh')) is not None:
+        record.peak_mib.append(peak)
+    gc.collect()
+    return record
+
+
+def _group(case: Case) -> str:
+    return f'{case.task} {name_of(case.size)}'
+
+
+def our_models(models: Sequence[str]) -> list[str]:
+    return [name for name in models if name in OURS]
