@@ -14,7 +14,10 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mmsoft import Predictor
+from mmsoft.datasets.miniature import write_world
+from mmsoft.engine.parts import LOADERS
 from mmsoft.engine.predict import predict
+from mmsoft.engine.training import evaluate, train
 
 ZOO = dict(mmdet=Path(mmdet.__path__[0], '.mim/configs'), mmseg=Path(mmseg.__path__[0], '.mim/configs'))
 BACKBONE = dict(type='mmsoft.SOFT', arch=MINI, out_indices=(0, 1, 2, 3))
@@ -78,3 +81,33 @@ def test_methods_with_nested_heads_predict(name, tmp_path):
         assert all(key in entry and entry['segmentation']['size'] == [64, 96] for entry in entries)
     else:
         assert (tmp_path / 'out' / 'labels' / 'a.png').is_file()
+
+
+def shortest(name, folder):
+    """One iteration on two drawn pictures."""
+    cfg, library = small(name), CASES[name][0]
+    root = write_world(dict(mmdet='coco', mmseg='ade20k')[library], folder, train=2, val=2, size=(64, 96))
+    for loader in LOADERS:
+        cfg[loader].update(num_workers=0, persistent_workers=False)
+        cfg[loader].dataset.data_root = f'{root}/'
+        for step in cfg[loader].dataset.pipeline:
+            step.update({key: size for key, size in dict(scale=(96, 64), crop_size=(64, 64)).items() if key in step})
+    if library == 'mmseg':
+        cfg.model.data_preprocessor.size = (64, 64)
+    else:
+        cfg.model.data_preprocessor.batch_augments[0].size = (64, 64)
+        cfg.val_evaluator.ann_file = cfg.test_evaluator.ann_file = f'{root}/annotations/instances_val2017.json'
+    cfg.param_scheduler, cfg.default_hooks.checkpoint.interval = [], 1
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=1, val_interval=1)
+    return cfg
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [*CASES][:2])
+def test_methods_with_nested_heads_train_and_test(name, tmp_path):
+    train(shortest(name, tmp_path), work_dir=str(tmp_path / 'run'))
+    path = tmp_path / 'run' / 'iter_1.pth'
+    evaluate(shortest(name, tmp_path), str(path), work_dir=str(tmp_path / 'tested'))
+    assert json.loads((tmp_path / 'tested' / 'metrics.json').read_text())
+    found = Predictor(path, device='cpu')(np.zeros((64, 96, 3), np.uint8))  # as our tools save it, and alone
+    assert len(found.meta['classes']) == CASES[name][1]
