@@ -95,6 +95,14 @@ def test_pictures_of_any_kind_in_five_lines(method, pictures, tmp_path):
         predictor(np.zeros((4, 4), np.float32))
 
 
+def test_options_change_the_carried_config(pictures, tmp_path):
+    _, path = small_checkpoint('retinanet', tmp_path)
+    few = Predictor(path, device='cpu', options={'model.test_cfg.max_per_img': 2})
+    assert len(few(pictures / 'a.png').boxes) == 2
+    with pytest.raises(ValueError, match=r"option 'modle\.neck': predicting reads no such part; the config has model"):
+        Predictor(path, device='cpu', options={'modle.neck': 2})
+
+
 def test_a_batch_goes_through_the_model_together(pictures, tmp_path, monkeypatch):
     predictor, sizes = Predictor(small_checkpoint('retinanet', tmp_path)[1]), []
     forward = predictor.model.test_step
@@ -116,13 +124,13 @@ def test_the_command_takes_the_checkpoint_alone(pictures, tmp_path):
 
 
 HOSTILE = {
-    "model = dict(type='os.system', command='touch ran')": "has 'os.system', which may run as code",
+    "model = dict(type='os.system', command='touch ran')": "has 'os.system', which may run code",
     "model = dict(type='mmengine.mkdir_or_exist', dir_name='ran')": 'mkdir_or_exist is not in the mmengine::model',
     "model = dict(type='evil')": 'evil is not in the mmengine::model registry',
     "model = dict(type='evil', _scope_='evil')": 'evil is not in the mmengine::model registry',
-    'model = dict(type=\'FCN\', nms=dict(type=\'open("ran", "w")\'))': 'which may run as code',
-    "model = dict(type='FCN', nms=dict(type='[0 for x.y in z]'))": 'which may run as code',
-    "model = dict(type='FCN', teacher_config='evil.py')": "has 'teacher_config', which may run as code",
+    'model = dict(type=\'FCN\', nms=dict(type=\'open("ran", "w")\'))': 'which may run code',
+    "model = dict(type='FCN', nms=dict(type='[0 for x.y in z]'))": 'which may run code',
+    "model = dict(type='FCN', teacher_config='evil.py')": "has 'teacher_config', which may run code",
     "model = open('ran', 'w')": 'is not made of plain values alone',
     "default_scope = 'evil'; model = dict(type='FCN')": "has the scope 'evil', none of OpenMMLab's",
     "custom_imports = dict(imports=['evil'])": 'has no model: name the config file as well',
