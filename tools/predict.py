@@ -45,7 +45,7 @@ def main() -> None:
         score_thr=args.score_thr,
         trust=args.trust_checkpoint,
         drawings=not args.no_drawings,
-        options=args.cfg_options,
+        options=None if args.config else args.cfg_options,
     )
     for file, reason in summary.unreadable.items():
         print(shown(f'{file} {reason}'))

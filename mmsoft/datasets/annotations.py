@@ -12,7 +12,7 @@ FARTHEST = 100_000  # pixels from the corner of an image to a point of a polygon
 LARGEST_MASK = 1 << 28  # pixels
 
 
-def _is_mask(segmentation: Any) -> bool:
+def is_mask(segmentation: Any) -> bool:
     """Polygons of numbers within bounds, runs for an image within bounds, or nothing."""
     try:
         if isinstance(segmentation, Mapping):
@@ -96,7 +96,7 @@ class CocoLook:
 
     def broken_mask(self) -> str | None:
         """pycocotools takes any number, and ends the process or fills the memory."""
-        found = [index for index, entry in enumerate(self.boxed) if not _is_mask(entry.get('segmentation'))]
+        found = [index for index, entry in enumerate(self.boxed) if not is_mask(entry.get('segmentation'))]
         if not found:
             return None
         number, file = self.ids[found[0]], self._file(found[0])

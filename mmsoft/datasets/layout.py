@@ -181,6 +181,14 @@ def _missing(wanted: Iterable[str], folder: str) -> list[str]:
     return sorted(str(path) for path in map(Path, wanted) if path not in found and not path.is_file())
 
 
+def _add_areas(content: dict) -> int:
+    """How many annotations have no area: they get it here, and where mmdet reads the file."""
+    from .areas import add_areas, read_without_areas
+
+    read_without_areas()
+    return add_areas(content)
+
+
 def _check_coco(leaf: BaseDataset) -> list[str]:
     images = _folder(leaf, 'img')
     try:
@@ -188,6 +196,7 @@ def _check_coco(leaf: BaseDataset) -> list[str]:
         # LVIS gives addresses instead of names
         named = [image for image in content['images'] if 'file_name' in image or 'coco_url' not in image]
         wanted = {os.path.join(images, image['file_name']) for image in named}  # noqa: PTH118
+        computed = _add_areas(content)
         look = CocoLook(content, leaf.metainfo['classes'])
         problem = look.repeated_image() or (leaf.ANN_ID_UNIQUE and look.repeated_annotation())
         problem = problem or look.infinite_box() or look.broken_mask()
@@ -201,6 +210,8 @@ def _check_coco(leaf: BaseDataset) -> list[str]:
     if missing:
         _fail(leaf, f'{len(missing)} of the {len(wanted)} images are missing in {images!r}, such as {missing[0]!r}')
     remarks = look.unusable()
+    if computed:
+        remarks.insert(0, f'{computed} annotations have no area: computed from their masks or boxes')
     if look.boxed and not look.usable.any():
         names = ', '.join(shown(category['name']) for category in content['categories'][:8])
         expected = ', '.join(leaf.metainfo['classes'][:8])

@@ -22,6 +22,8 @@ from .parts import walk_dicts
 _USED = ('model', 'test_dataloader', 'default_scope')
 _LIBRARIES = {*MODULE2PACKAGE, 'mmengine', 'mmcv', 'mmsoft'}
 _INFINITE = dict(inf=math.inf, nan=math.nan)  # the one NaN, which equals itself within a list
+# What names files that other libraries read, or run.
+_FILES = ('teacher_config', 'language_model', 'lang_model_name', 'checkpoint_path')
 _WAY_OUT = 'name the config file as well'
 
 
@@ -29,8 +31,8 @@ def carried_config(content: Any, source: str) -> Config:
     """What predicting needs of the config in a loaded checkpoint, none of which is run.
 
     It is built within ``registered_names``. OpenMMLab evaluates a few strings of a model (mmcv's kind of nms), and
-    mmdet's distillation runs a file that the config names: strings that could be more than a name or a path, types of
-    other libraries and ``teacher_config`` are refused.
+    some models run or read files that it names: strings that could be more than a name or a path, types of other
+    libraries and such files are refused.
     """
     meta = content.get('meta') if isinstance(content, Mapping) else None
     text = meta.get('cfg') if isinstance(meta, Mapping) else None
@@ -48,13 +50,12 @@ def carried_config(content: Any, source: str) -> Config:
             f"the config in {source} has the scope {tree['default_scope']!r}, none of OpenMMLab's: {_WAY_OUT}"
         )
     for part in walk_dicts(tree['model']):
-        odd = (
-            'teacher_config' if 'teacher_config' in part else next((text for text in _texts(part) if _is_odd(text)), '')
-        )
+        odd = next((name for name in _FILES if part.get(name)), '')
+        odd = odd or next((text for text in _texts(part) if _is_odd(text)), '')
         library, dot, _ = str(part.get('type')).rpartition('.')
         odd = odd or (part['type'] if dot and library not in _LIBRARIES else '')
         if odd:
-            raise CheckpointError(f'the model in {source} has {odd[:80]!r}, which may run as code: {_WAY_OUT}')
+            raise CheckpointError(f'the model in {source} has {odd[:80]!r}, which may run code: {_WAY_OUT}')
     return Config({key: tree[key] for key in _USED if key in tree})
 
 

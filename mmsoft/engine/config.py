@@ -16,7 +16,7 @@ from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import is_pretrained
 from mmsoft.registry import MODELS
 from mmsoft.weights.shapes import image_size
-from mmsoft.weights.sources import is_remote
+from mmsoft.weights.sources import is_remote, where_published
 
 from .files import read_without_code
 from .parts import LOADERS, kind_of, walk_dicts
@@ -101,7 +101,8 @@ def check_pretrained(cfg: Config) -> None:
                 f'the pretrained weights {source!r} do not exist (working directory {str(Path.cwd())!r}). '
                 "Three ways out: put the authors' published file or its conversion there (names are translated), or "
                 'name it with --cfg-options model.backbone.init_cfg.checkpoint=<file>; pretrain a classifier and name '
-                'its checkpoint likewise; or start at random with --no-pretrained'
+                'its checkpoint likewise; or start at random with --no-pretrained.'
+                + where_published(source, str(cfg.model.get('backbone', {}).get('type')))
             )
 
 

@@ -132,6 +132,13 @@ def frames(file: Path) -> Iterator[tuple[np.ndarray, float]]:
         found, image = capture.read()
 
 
+def _merge(cfg: Config, options: Mapping[str, Any]) -> None:
+    unknown = [name for name in options if name.split('.')[0] not in cfg]
+    if unknown:
+        raise ValueError(f'option {unknown[0]!r}: predicting reads no such part; the config has {", ".join(cfg)}')
+    cfg.merge_from_dict(dict(options))
+
+
 class Predictor:
     """A model with its weights, ready for pictures: ``Predictor('epoch_12.pth')('street.jpg').draw()``.
 
@@ -140,7 +147,7 @@ class Predictor:
         config: A config or its file; by default the one that the checkpoint carries, which is read and never run.
         device: ``auto``, ``cpu`` or ``cuda:0``.
         trust: Read a pickle that may run code of whoever wrote it.
-        options: Values of the carried config to change.
+        options: Values of the config to change, such as ``{'model.test_cfg.rcnn.score_thr': 0.5}``.
     """
 
     def __init__(
@@ -155,11 +162,12 @@ class Predictor:
         cfg = load_config(config) if isinstance(config, (str, Path)) else config
         self.guard = nullcontext if cfg else partial(registered_names, source)
         if cfg:
+            _merge(cfg, options or {})
             guard_files(cfg, trust)
         content = read_checkpoint(checkpoint, trust)
         if not cfg:
             cfg = carried_config(content, source)
-            cfg.merge_from_dict(dict(options or {}))
+            _merge(cfg, options or {})
             guard_files(cfg, trust)
         self.cfg, self.task = cfg, task_of(cfg)
         with self.guard():
@@ -292,7 +300,11 @@ class Prediction:
 
     @property
     def label_map(self) -> np.ndarray | None:
-        """(H, W): the class of every pixel."""
+        """(H, W): the class of every pixel; of a panoptic model the number of classes where there is none."""
+        if hasattr(self.sample, 'pred_panoptic_seg'):
+            from mmdet.evaluation.functional import INSTANCE_OFFSET
+
+            return self.sample.pred_panoptic_seg.sem_seg[0].numpy() % INSTANCE_OFFSET
         found = getattr(self.sample, 'pred_sem_seg', None)
         return None if found is None else found.data[0].numpy()
 

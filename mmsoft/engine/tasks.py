@@ -3,6 +3,7 @@
 Another task is a record here, in TASKS before those that would take its models as well, and a base config.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from mmsoft.visualization import draw_class, draw_instances, draw_label_map
 
 from .heads import check_heads, head_counts
 from .parts import kind_of, pipelines, walk_dicts
-from .writers import ClassWriter, DetectionWriter, LabelMapWriter, Writer
+from .writers import ClassWriter, DetectionWriter, LabelMapWriter, SegmentWriter, Writer
 
 Transform = Callable[[dict], Any]
 
@@ -32,7 +33,7 @@ class Task:
     Args:
         name: What a model predicts, in a word.
         owns: Whether a model of this config has this task.
-        heads: Modules that can tell ``num_classes``; the first that there is does.
+        heads: Modules that can tell ``num_classes``; the first that does is asked, then any outside of the backbone.
         demo_batch: Images of a batch of ``--demo``, of all processes together.
         demo_epochs: Its length.
         draw: Of an image (H, W, 3), a sample and the data set's meta, a picture; see visualization.draw_instances.
@@ -63,10 +64,15 @@ class Task:
 
     def num_classes(self, model: nn.Module) -> int:
         modules = dict(model.named_modules())
-        head = next((modules[name] for name in self.heads if name in modules), None)
-        if head is None:
-            raise ValueError(f'{type(model).__name__} has none of the heads {", ".join(self.heads)}, for {self.name}')
-        return (head[-1] if isinstance(head, nn.ModuleList) else head).num_classes
+        others = (module for name, module in modules.items() if 'backbone' not in name.split('.'))
+        for head in (*(modules[name] for name in self.heads if name in modules), *others):
+            count = getattr(head[-1] if isinstance(head, nn.ModuleList) and len(head) else head, 'num_classes', None)
+            if isinstance(count, int):
+                return count
+        raise ValueError(
+            f'{type(model).__name__} has none of the heads {", ".join(self.heads)}, for {self.name}, '
+            'and no other part that tells num_classes'
+        )
 
 
 def task_of(cfg: Config) -> Task:
@@ -92,7 +98,7 @@ def class_steps(cfg: Config) -> tuple[Transform, Transform]:
 def pipeline_steps(cfg: Config) -> tuple[Transform, Transform]:
     """The test pipeline without annotations."""
     steps = next(pipelines(cfg.test_dataloader.dataset))
-    first, *others = (step for step in steps if kind_of(step) != 'LoadAnnotations')
+    first, *others = (step for step in steps if not re.fullmatch('Load.*Annotations', kind_of(step)))
     return TRANSFORMS.build(first), Compose(others)
 
 
@@ -206,4 +212,11 @@ DETECTION = Task(
 INSTANCE_SEGMENTATION = replace(
     DETECTION, name='masks', owns=lambda model: 'mask_head' in {**model, **(model.get('roi_head') or {})}
 )
-TASKS = (CLASSIFICATION, SEMANTIC_SEGMENTATION, INSTANCE_SEGMENTATION, DETECTION)
+PANOPTIC_SEGMENTATION = replace(
+    DETECTION,
+    name='segments',
+    owns=lambda model: 'panoptic_head' in model or 'panoptic_fusion_head' in model,
+    heads=('panoptic_fusion_head', 'panoptic_head'),  # of things and stuff; the box head counts things alone
+    writer=SegmentWriter,
+)
+TASKS = (CLASSIFICATION, SEMANTIC_SEGMENTATION, PANOPTIC_SEGMENTATION, INSTANCE_SEGMENTATION, DETECTION)

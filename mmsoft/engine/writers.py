@@ -1,6 +1,7 @@
 """Predictions in files that other programs read: classes and detections as JSON, maps of labels as PNG."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,21 @@ class ClassWriter(JsonWriter):
 class DetectionWriter(JsonWriter):
     """Entries of COCO's result format, and ``categories.json``."""
 
-    def __init__(self, folder: Path, cfg: Config, meta: Mapping[str, Any], *about: Any) -> None:
-        self.category_ids, source = category_ids(cfg, meta['classes'])
+    def __init__(
+        self, folder: Path, cfg: Config, meta: Mapping[str, Any], files: Mapping[str, Path], videos: set[str]
+    ) -> None:
+        annotations = _annotations(cfg)
+        self.category_ids, source = category_ids(cfg, meta['classes'], annotations)
+        self.image_ids, self.used = image_ids(cfg, files, annotations[1])
         names = zip(self.category_ids, meta['classes'], strict=True)
         categories = dict(ids_from=source, categories=[dict(id=number, name=json_text(name)) for number, name in names])
         write_whole(folder / 'categories.json', [json.dumps(categories, indent=1).encode(), b'\n'])
-        super().__init__(folder, cfg, meta, *about)
+        super().__init__(folder, cfg, meta, files, videos)
+
+    def write(self, sample: Any, place: dict[str, Any], name: str) -> None:
+        """With the id that the picture has in the data set, or a number that none has there."""
+        number = place['image_id'] + self.used
+        super().write(sample, dict(place, image_id=self.image_ids.get(name, number)), name)
 
     def entries(self, sample: Any) -> Iterator[dict[str, Any]]:
         from mmdet.structures.mask import encode_mask_results
@@ -86,6 +96,36 @@ class DetectionWriter(JsonWriter):
         ):
             entry = dict(category_id=self.category_ids[label], bbox=[x1, y1, x2 - x1, y2 - y1], score=score)
             yield entry if rle is None else dict(**entry, segmentation=dict(rle, counts=rle['counts'].decode()))
+
+
+class SegmentWriter(DetectionWriter):
+    """Of panoptic models: scored instances where they give some, the segments of the picture else.
+
+    A segment has a ``segment_id``, its mask, box and area; panoptic models score none.
+    """
+
+    def entries(self, sample: Any) -> Iterator[dict[str, Any]]:
+        if hasattr(sample, 'pred_instances'):
+            yield from super().entries(sample)
+            return
+        from mmdet.structures.mask import encode_mask_results
+        from pycocotools import mask as coder
+
+        for number, (label, mask) in enumerate(segments(sample, len(self.classes)), start=1):
+            (rle,) = encode_mask_results([mask])
+            about = dict(bbox=coder.toBbox(rle).tolist(), area=int(mask.sum()), segment_id=number)
+            segmentation = dict(rle, counts=rle['counts'].decode())
+            yield dict(category_id=self.category_ids[label], **about, segmentation=segmentation)
+
+
+def segments(sample: Any, count: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Class and mask (H, W) of each segment of a panoptic sample; what is of no class is left out."""
+    from mmdet.evaluation.functional import INSTANCE_OFFSET
+
+    ids = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy()
+    for number in np.unique(ids).tolist():
+        if number % INSTANCE_OFFSET < count:
+            yield number % INSTANCE_OFFSET, ids == number
 
 
 class LabelMapWriter(Writer):
@@ -106,14 +146,35 @@ class LabelMapWriter(Writer):
         write_picture(labels.astype(np.min_scalar_type(len(self.classes) - 1)), target)
 
 
-def category_ids(cfg: Config, classes: Sequence[str]) -> tuple[list[int], str]:
-    """The data set's category ids of these classes, and where they come from."""
+def _annotations(cfg: Config) -> tuple[str, dict[str, Any]]:
+    """The data set's file in COCO's format and what is in it; nothing if it has none."""
     leaf = next(leaf_datasets(cfg.test_dataloader.dataset))
-    annotations = Path(leaf.get('data_root') or '', leaf.get('ann_file') or '')
-    if annotations.is_file() and annotations.suffix == '.json':
-        ids = {entry['name']: entry['id'] for entry in json.loads(annotations.read_bytes())['categories']}
+    path = Path(leaf.get('data_root') or '', leaf.get('ann_file') or '')
+    return str(path), json.loads(path.read_bytes()) if path.is_file() and path.suffix == '.json' else {}
+
+
+def image_ids(cfg: Config, files: Mapping[str, Path], content: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Name -> id in the annotations, of files that are pictures of the data set; the largest id, or 0 if none is."""
+    leaf = next(leaf_datasets(cfg.test_dataloader.dataset))
+    folder = Path(leaf.get('data_root') or '', (leaf.get('data_prefix') or {}).get('img') or '')
+    listed = {
+        os.path.realpath(folder / image['file_name']): image['id']
+        for image in content.get('images', ())
+        if 'file_name' in image
+    }
+    found = {name: listed[place] for name, file in files.items() if (place := os.path.realpath(file)) in listed}
+    return found, max((number for number in listed.values() if isinstance(number, int)), default=0) if found else 0
+
+
+def category_ids(
+    cfg: Config, classes: Sequence[str], annotations: tuple[str, dict] | None = None
+) -> tuple[list[int], str]:
+    """The data set's category ids of these classes, and where they come from."""
+    path, content = annotations or _annotations(cfg)
+    if content:
+        ids = {entry['name']: entry['id'] for entry in content['categories']}
         if ids.keys() >= set(classes):
-            return [ids[name] for name in classes], str(annotations)
+            return [ids[name] for name in classes], path
     from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights
 
     # the list that torchvision's COCO detectors index by category id

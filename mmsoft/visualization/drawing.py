@@ -33,10 +33,18 @@ def draw_sample(
 def draw_instances(
     image: np.ndarray, sample: Any, meta: Mapping[str, Any], score_thr: float = 0.3, truth: bool = False
 ) -> np.ndarray:
-    """Boxes and masks, with classes and scores."""
+    """Boxes and masks, with classes and scores; or the segments of a panoptic model."""
     from mmdet.visualization import DetLocalVisualizer
 
     sample = sample.cpu()
+    if 'pred_panoptic_seg' in sample:
+        from mmdet.evaluation.functional import INSTANCE_OFFSET
+
+        found = (sample.pred_panoptic_seg.sem_seg % INSTANCE_OFFSET < len(meta['classes'])).any()
+        # one over the other cannot be read, and mmdet fails where there is no segment
+        unread = 'pred_instances' if found else 'pred_panoptic_seg'
+        if unread in sample:
+            delattr(sample, unread)
     if truth and hasattr(sample.gt_instances.bboxes, 'tensor'):
         sample.gt_instances.bboxes = sample.gt_instances.bboxes.tensor
     visualizer = DetLocalVisualizer(name='drawing')  # built directly, it does not become the current one

@@ -24,6 +24,25 @@ _PATIENCE = 60  # seconds for an answer
 LARGEST = 16 << 30  # bytes of a download: training checkpoints of the largest detectors have fewer
 LEAST_SPEED = 10_000  # bytes a second, less than which is given up after _PATIENCE
 _CHUNK = 1 << 20
+# Where authors link their files, and which models of ours they fit; told where a file of such a name is missing.
+PAGES = {
+    'inline': (
+        'https://github.com/LeapLabTHU/InLine',
+        'DeiT, PVT, Swin and CSwin fit inline_deit_*, inline_pvt_*, inline_swin_* and inline_cswin_* of their size',
+    ),
+    'soft': (
+        'https://github.com/fudan-zvg/SOFT',
+        'SOFT tiny fits soft_tiny, SOFT++ tiny soft_pp_tiny, SOFT++ small, medium and large the soft_pp_* or '
+        'soft_pp_*_v1 of their size that has their shapes',
+    ),
+}
+
+
+def where_published(*names: str) -> str:
+    """A sentence on where the authors' files are, for names of ours such as SOFT or pretrained/inline_pvt_tiny.pth."""
+    text = ' '.join(names).lower().replace('mmsoft', '')
+    page, fits = next((PAGES[key] for key in PAGES if key in text), ('', ''))
+    return f" The authors' files are linked at {page}: {fits}; `mmsoft convert` tells of a file." if page else ''
 
 
 def locate(source: str | Path) -> Path:
@@ -42,7 +61,10 @@ def locate(source: str | Path) -> Path:
         path = Path(source).expanduser()
     if not path.is_file():
         kind = 'is a folder' if path.is_dir() else 'does not exist'
-        raise CheckpointError(f'checkpoint {str(path)!r} {kind} (working directory {str(Path.cwd())!r})')
+        found = where_published(path.name) if not path.exists() else ''
+        raise CheckpointError(
+            f'checkpoint {str(path)!r} {kind} (working directory {str(Path.cwd())!r}){"." if found else ""}{found}'
+        )
     wrong = _wrong_hash(path, path.name)
     if wrong:
         raise CheckpointError(

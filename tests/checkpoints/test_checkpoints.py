@@ -1,6 +1,7 @@
 """Weights: every file form, every mismatch named, nothing run from a pickle."""
 
 import contextlib
+import fnmatch
 import functools
 import hashlib
 import http.server
@@ -15,7 +16,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from helpers import MINI, relative_error
+from helpers import MINI, ROOT, relative_error
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from safetensors.torch import save_file
@@ -316,3 +317,32 @@ def test_a_checkpoint_tells_what_it_holds(golden, tmp_path):
         other.load_into(model)
     with pytest.raises(ValueError, match="new_head 'maybe' is unknown; choose one of never, differ, always"):
         theirs.load_into(model, new_head='maybe')
+
+
+def test_a_missing_file_of_the_authors_is_told_where_to_get(tmp_path):
+    """The names in the sentence and in docs/weights.md are those of models here."""
+    from mmsoft.engine.config import check_pretrained, load_config
+
+    cfg = load_config(mmsoft.config_path('mask_rcnn_inline_pvt_tiny_1x_coco'))
+    cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint='no.pth')
+    with pytest.raises(CheckpointError, match=r'--no-pretrained\. The .* at https://github.com/Leap'):
+        check_pretrained(cfg)
+    known = {name for family in FAMILIES.values() for name in family.variants}
+    told = {}
+    for name in ('soft_tiny.pth', 'InLine_Swin_T.pth'):
+        with pytest.raises(
+            CheckpointError, match=rf"{name}' does not exist .*The authors' files are linked at"
+        ) as error:
+            read_checkpoint(tmp_path / name)
+        told[name] = str(error.value)
+    assert 'https://github.com/fudan-zvg/SOFT: SOFT tiny fits soft_tiny, ' in told['soft_tiny.pth']
+    assert 'https://github.com/LeapLabTHU/InLine: ' in told['InLine_Swin_T.pth']
+    for pattern in re.findall(r'inline_\w+\*|soft_pp_\*\w*', ' '.join(told.values())):
+        assert fnmatch.filter(known, pattern), pattern
+    with pytest.raises(CheckpointError, match=r"epoch_12.pth' does not exist \(working directory '[^']+'\)$"):
+        read_checkpoint(tmp_path / 'epoch_12.pth')
+    named = re.findall(r'`((?:soft|inline)_\w+)`', (ROOT / 'docs' / 'weights.md').read_text(encoding='utf-8'))
+    assert len(named) > 20
+    assert set(named) <= known
+    for prefix in ('inline_deit', 'inline_pvt', 'inline_swin', 'inline_cswin'):
+        assert {name for name in known if name.startswith(prefix)} <= set(named)

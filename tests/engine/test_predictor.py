@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,6 +15,7 @@ from small_runs import SIZE, run, small_config
 from mmsoft import Predictor
 from mmsoft.checkpoints import CheckpointError
 from mmsoft.engine.carried import carried_config, registered_names
+from mmsoft.engine.predict import predict
 
 METHODS = ('retinanet', 'mask_rcnn', 'upernet', 'classifier')
 
@@ -93,6 +95,14 @@ def test_pictures_of_any_kind_in_five_lines(method, pictures, tmp_path):
         predictor(np.zeros((4, 4), np.float32))
 
 
+def test_options_change_the_carried_config(pictures, tmp_path):
+    _, path = small_checkpoint('retinanet', tmp_path)
+    few = Predictor(path, device='cpu', options={'model.test_cfg.max_per_img': 2})
+    assert len(few(pictures / 'a.png').boxes) == 2
+    with pytest.raises(ValueError, match=r"option 'modle\.neck': predicting reads no such part; the config has model"):
+        Predictor(path, device='cpu', options={'modle.neck': 2})
+
+
 def test_a_batch_goes_through_the_model_together(pictures, tmp_path, monkeypatch):
     predictor, sizes = Predictor(small_checkpoint('retinanet', tmp_path)[1]), []
     forward = predictor.model.test_step
@@ -114,13 +124,13 @@ def test_the_command_takes_the_checkpoint_alone(pictures, tmp_path):
 
 
 HOSTILE = {
-    "model = dict(type='os.system', command='touch ran')": "has 'os.system', which may run as code",
+    "model = dict(type='os.system', command='touch ran')": "has 'os.system', which may run code",
     "model = dict(type='mmengine.mkdir_or_exist', dir_name='ran')": 'mkdir_or_exist is not in the mmengine::model',
     "model = dict(type='evil')": 'evil is not in the mmengine::model registry',
     "model = dict(type='evil', _scope_='evil')": 'evil is not in the mmengine::model registry',
-    'model = dict(type=\'FCN\', nms=dict(type=\'open("ran", "w")\'))': 'which may run as code',
-    "model = dict(type='FCN', nms=dict(type='[0 for x.y in z]'))": 'which may run as code',
-    "model = dict(type='FCN', teacher_config='evil.py')": "has 'teacher_config', which may run as code",
+    'model = dict(type=\'FCN\', nms=dict(type=\'open("ran", "w")\'))': 'which may run code',
+    "model = dict(type='FCN', nms=dict(type='[0 for x.y in z]'))": 'which may run code',
+    "model = dict(type='FCN', teacher_config='evil.py')": "has 'teacher_config', which may run code",
     "model = open('ran', 'w')": 'is not made of plain values alone',
     "default_scope = 'evil'; model = dict(type='FCN')": "has the scope 'evil', none of OpenMMLab's",
     "custom_imports = dict(imports=['evil'])": 'has no model: name the config file as well',
@@ -161,3 +171,23 @@ def test_a_hostile_checkpoint_runs_nothing_else(pictures, tmp_path, monkeypatch)
         with suppress(Exception):
             Predictor(path, device='cpu')(pictures / 'a.png')
         assert not (tmp_path / 'ran').exists()
+
+
+def test_results_have_the_ids_of_the_data_set(pictures, tmp_path):
+    """A benchmark that reads results.json compares pictures by them; others get numbers that are free."""
+    cfg, path = small_checkpoint('retinanet', tmp_path)
+    file = Path(cfg.test_evaluator.ann_file)
+    content = json.loads(file.read_text())
+    for image in content['images']:
+        image['id'] *= 700
+    file.write_text(json.dumps(content))
+    inputs = [str(pictures / 'a.png'), str(file.parents[1] / 'val2017')]
+    predict(cfg, str(path), inputs, tmp_path / 'out', 'cpu', drawings=False)
+    found = json.loads((tmp_path / 'out' / 'results.json').read_text())
+    ids = {Path(entry['file_name']).name: entry['image_id'] for entry in found}
+    names = {f'{number:012d}.jpg': 700 * number for number in range(1, 5)}
+    assert {name: ids[name] for name in names} == names
+    assert ids.keys() == {*names, 'a.png'}
+    assert ids['a.png'] > 2800
+    predict(cfg, str(path), inputs[:1], tmp_path / 'alone', 'cpu', drawings=False)
+    assert {entry['image_id'] for entry in json.loads((tmp_path / 'alone' / 'results.json').read_text())} == {1}

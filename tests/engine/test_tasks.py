@@ -21,6 +21,7 @@ from mmsoft.engine.tasks import (
     CLASSIFICATION,
     DETECTION,
     INSTANCE_SEGMENTATION,
+    PANOPTIC_SEGMENTATION,
     SEMANTIC_SEGMENTATION,
     TASKS,
     Task,
@@ -51,6 +52,7 @@ def test_another_library_s_models_have_tasks_too():
     for model, task in (
         (dict(type='mmdet.FasterRCNN', roi_head=dict(type='StandardRoIHead', bbox_head=dict())), DETECTION),
         (dict(type='mmdet.SOLO', mask_head=dict(type='SOLOHead')), INSTANCE_SEGMENTATION),
+        (dict(type='mmdet.Mask2Former', panoptic_head=dict(), panoptic_fusion_head=dict()), PANOPTIC_SEGMENTATION),
         (dict(type='mmdet.DINO', bbox_head=dict(type='DINOHead')), DETECTION),
         (
             dict(type='CascadeEncoderDecoder', decode_head=[dict(num_classes=3), dict(num_classes=19)]),
@@ -65,6 +67,11 @@ def test_another_library_s_models_have_tasks_too():
     cascade.roi_head.bbox_head = nn.ModuleList([nn.Identity(), nn.Identity()])
     cascade.roi_head.bbox_head[-1].num_classes = 7
     assert INSTANCE_SEGMENTATION.num_classes(cascade) == 7
+    inner = nn.Module()
+    inner.backbone, inner.student = nn.Identity(), nn.Module()
+    inner.backbone.num_classes, inner.student.any_head = 1000, nn.Identity()
+    inner.student.any_head.num_classes = 5
+    assert DETECTION.num_classes(inner) == 5
     with pytest.raises(ValueError, match='Identity has none of the heads decode_head, for labels'):
         SEMANTIC_SEGMENTATION.num_classes(nn.Identity())
 
