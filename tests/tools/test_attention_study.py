@@ -132,7 +132,8 @@ def test_the_readme_has_the_committed_run():
 
 
 def test_every_attention_of_the_comparison_has_a_title_and_a_config():
-    assert set(attention_study.TITLES) == set(pyramid_attentions())
+    examples = {'efficient'}  # of docs, which other tests register
+    assert set(attention_study.TITLES) - examples == set(pyramid_attentions()) - examples
     for name in pyramid_attentions():
         for task in attention_study.TASKS:
             attn = attention_study.config_of(name, task).model.backbone.attn

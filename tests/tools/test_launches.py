@@ -63,6 +63,7 @@ def test_a_prediction_is_the_formula():
     assert times['fp32'] == pytest.approx(1e-3)
 
 
+@pytest.mark.slow
 def test_the_formula_is_held_against_this_cpu():
     said = []
     report = check_formula(said.append, 2, ('soft_pp_tiny', 'swin_tiny'), (64, 64))
