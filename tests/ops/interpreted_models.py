@@ -3,30 +3,17 @@
 import pytest
 import torch
 from helpers import MINI, relative_error
-from torch.utils._python_dispatch import TorchDispatchMode
+from launches import Launches
 
 from mmsoft.models import SOFT
 from mmsoft.ops import kernels, softmax_free_attention
 from mmsoft.ops.dispatch import explain
 
 
-class Operators(TorchDispatchMode):
-    """Names of the package's own operators that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == 'mmsoft':
-            self.names.append(function._schema.name.split('::')[1])
-        return function(*args, **(kwargs or {}))
-
-
 def run(model, image, kind):
     """Maps and gradients by this kind of kernels, and the names of the operators that ran."""
     model.zero_grad()
-    with kernels(kind), Operators() as seen:
+    with kernels(kind), Launches() as seen:
         maps = model(image)
         sum((y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum() for y in maps).backward()
     return maps, [p.grad.clone() for p in model.parameters() if p.grad is not None], seen.names

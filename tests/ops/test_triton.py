@@ -3,26 +3,13 @@
 import torch
 from fresh_python import python
 from helpers import MINI, needs_triton
-from torch.utils._python_dispatch import TorchDispatchMode
+from launches import Launches
 
 from mmsoft.models import SOFT, InLineSwin
 from mmsoft.ops import dispatch, inline_attention, softmax_free_attention
 from mmsoft.ops.dispatch import explain, no_triton, without
 
 needs_triton()
-
-
-class Launches(TorchDispatchMode):
-    """Names of the package's own operators, a launch each."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == 'mmsoft':
-            self.names.append(function._schema.name.split('::')[1])
-        return function(*args, **(kwargs or {}))
 
 
 def launches(model, train):
