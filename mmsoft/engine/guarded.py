@@ -21,6 +21,7 @@ from .runner import Runner
 from .saving import MakeUpValidation, SaveAnywhere
 from .schedules import fitted
 from .tasks import task_of
+from .telling import TellLength
 from .watching import TellPlace
 
 
@@ -128,7 +129,14 @@ class TrainingRunner(GuardedRunner):
         super().register_hook(hook, priority)
 
     def own_hooks(self) -> list[Hook]:
-        ours = [SeedEachIteration(), AverageLosses(), StopAtInvalidLoss(), MakeUpValidation(), TellPlace()]
+        ours = [
+            SeedEachIteration(),
+            AverageLosses(),
+            StopAtInvalidLoss(),
+            MakeUpValidation(),
+            TellPlace(),
+            TellLength(),
+        ]
         return [*super().own_hooks(), *ours, SaveAnywhere(self.cfg.get('save_every'))]
 
 

@@ -1,7 +1,7 @@
 """How many classes the heads of a detector or segmentor tell apart, compared with those of the data."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -62,19 +62,29 @@ def check_heads(cfg: Config, mode: str) -> None:
         return
     found = dict(head_counts(cfg.model))
     for kind, meta in class_lists(cfg[f'{mode}_dataloader'].dataset):
-        wanted = {name: _wanted(name.rpartition('.')[2], meta, found) for name in found}
-        wrong = {name: count for name, count in wanted.items() if count != found[name]}
+        wrong, weights = _changes(cfg, found, meta)
         if wrong:
             heads = ', '.join(f'{name} is {found[name]}' for name in wrong)
-            mended = {**wrong, **_weights(cfg, found, wanted)}
-            options = ' '.join(f'{name}={value}' for name, value in mended.items())
+            options = ' '.join(f'{name}={value}'.replace(' ', '') for name, value in {**wrong, **weights}.items())
             raise ValueError(
                 f'the {mode} data ({kind}) has {len(meta["classes"])} classes, but {heads}: set --cfg-options '
                 f'{options}, or name the classes that are meant with metainfo=dict(classes=...) in the data sets'
             )
 
 
-def _weights(cfg: Config, found: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, str]:
+def fit_heads(cfg: Config, classes: Sequence[str]) -> None:
+    """Give every head the number of these classes, and weights of as many to its losses; none of them is stuff."""
+    wrong, weights = _changes(cfg, dict(head_counts(cfg.model)), dict(classes=classes))
+    cfg.merge_from_dict({**wrong, **weights})
+
+
+def _changes(cfg: Config, found: Mapping[str, int], meta: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, list]]:
+    """What the classes of the data ask to be changed: dotted names with counts, and with lists of weights."""
+    wanted = {name: _wanted(name.rpartition('.')[2], meta, found) for name in found}
+    return {name: count for name, count in wanted.items() if count != found[name]}, _weights(cfg, found, wanted)
+
+
+def _weights(cfg: Config, found: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, list]:
     """Lists of a weight a class, and perhaps one of none, in the losses of heads that change: as long as is wanted."""
     lists = {}
     for head in dict.fromkeys(name.rpartition('.')[0] for name in wanted if wanted[name] != found[name]):
@@ -84,7 +94,7 @@ def _weights(cfg: Config, found: Mapping[str, int], wanted: Mapping[str, int]) -
         for key, loss in part.items():
             weights = loss.get('class_weight') if isinstance(loss, Mapping) else None
             if isinstance(weights, (list, tuple)) and len(weights) in (old, old + 1) and len(set(weights[:old])) == 1:
-                lists[f'{head}.{key}.class_weight'] = str([weights[0]] * new + list(weights[old:])).replace(' ', '')
+                lists[f'{head}.{key}.class_weight'] = [weights[0]] * new + list(weights[old:])
     return lists
 
 

@@ -18,7 +18,7 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from torch import nn
 
 from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
-from mmsoft.datasets.class_folders import class_names, places
+from mmsoft.datasets.class_folders import classes_of
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
 from mmsoft.visualization import opencv_name
@@ -74,8 +74,7 @@ def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
             meta = {**getattr(registry.get(leaf.type), 'METAINFO', {}), **leaf.get('metainfo', {})}
         source = f'the data set {leaf.type}'
         if kind_of(leaf) == 'ClassFolders':
-            folders, split, _ = places(leaf)
-            meta['classes'] = class_names(folders, split, None)
+            meta['classes'] = classes_of(dict(leaf, labels=None))
     count = task_of(cfg).num_classes(model)
     classes = tuple(meta.get('classes') or (f'class {index}' for index in range(count)))
     if len(classes) != count:

@@ -46,6 +46,7 @@ from .guarded import EvaluationRunner, GuardedRunner, TrainingRunner
 from .hooks import DrawPredictions
 from .launch import start_processes
 from .lock import lock_work_dir
+from .own_data import carried_classes, use_own_data
 from .parts import kind_of
 from .results import dump_whole, write_whole
 from .resuming import unwrapped
@@ -74,15 +75,19 @@ def train(
     img_size: int | None = None,
     save_every: str | None = None,
     resume_anyway: bool = False,
+    data: str | None = None,
 ) -> Runner:
     """Train as the config says; the Runner that did it. ``resume`` is a checkpoint, or 'auto' for the last one here.
 
     ``save_every`` is a time or a number of iterations between checkpoints, as '15min' or '500it'; ``resume_anyway``
     permits a run to go on with another batch, lr or config.
     ``fine_tune`` and ``linear_probe`` are checkpoints from which a classifier starts, with a head for the classes of
-    the data; with the latter only the head learns. ``img_size`` is another size of its pictures.
+    the data; with the latter only the head learns. ``img_size`` is another size of its pictures. ``data`` is a folder
+    of one's own, in any of the formats of docs/own_data.md.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
+    if data:
+        use_own_data(cfg, data, work_dir)
     cfg.resume_anyway, cfg.save_every = resume_anyway, save_every
     with in_company():
         lock = _start_alone(work_dir)
@@ -142,11 +147,12 @@ def evaluate(
     launcher: str = 'none',
     trust_checkpoint: bool = False,
     sizes: Sequence[int] = (),
+    data: str | None = None,
 ) -> dict[str, Any]:
     """Metrics of a checkpoint on the test set, also saved as ``metrics.json``; per-class tables go to the log.
 
     ``out``: a pickle of all predictions; ``drawings``: a folder for pictures of them; ``sizes``: of the pictures
-    that a classifier is tested with, which gives metrics by size.
+    that a classifier is tested with, which gives metrics by size. ``data``: a folder of one's own to test on.
     """
     if out and Path(out).suffix not in ('.pkl', '.pickle'):
         raise ValueError(f'--out must end in .pkl or .pickle; got {out!r}')
@@ -155,6 +161,8 @@ def evaluate(
         raise ValueError('--sizes gives a table; for --out and --show-dir test one size, with --cfg-options')
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume, cfg.load_from = False, None
+    if data:
+        use_own_data(cfg, data, work_dir, carried_classes(checkpoint, trust_checkpoint), test=True)
     if task_of(cfg) is CLASSIFICATION:
         take_table_size(cfg, load(checkpoint, trust_checkpoint))
     _forget_faults(EvaluationRunner, work_dir)
