@@ -46,13 +46,13 @@ def attention_rows(
     heads = heads_of(layer)
     with torch.enable_grad(), evaluating(layer), _carried(layer, heads):
         leaf = x.detach().clone().requires_grad_()
-        y = functional_call(layer, {} if local else _without_local(layer), (leaf, grid, *more))  # (1, N, C)
+        y = functional_call(layer, {} if local else without_local(layer), (leaf, grid, *more))  # (1, N, C)
         y = y[0].unflatten(-1, (heads, -1))[..., channel].sum(-1)  # each head has an input of its own
         rows = [torch.autograd.grad(y[query], leaf, retain_graph=True)[0][0, :, :heads] for query in queries]
     return torch.stack(rows).transpose(1, 2)
 
 
-def _without_local(layer: nn.Module) -> dict[str, Tensor]:
+def without_local(layer: nn.Module) -> dict[str, Tensor]:
     """Zeros for the local term's parameters."""
     return {name: torch.zeros_like(value) for name, value in layer.named_parameters() if LOCAL.search(name)}
 
