@@ -189,7 +189,9 @@ def set_img_size(cfg: Config, size: int | Sequence[int], tables: bool = True) ->
 
 
 def _has_tables(cfg: Config) -> bool:
-    """Whether the backbone is one of ours, or one that is built as ours are."""
+    """Whether the backbone is a classifier, or one of ours, or one that is built as ours are."""
+    if task_of(cfg) is CLASSIFICATION:
+        return True
     kind = cfg.model.get('backbone', {}).get('type')
     kind = MODELS.get(kind) if isinstance(kind, str) else kind
     return isinstance(kind, type) and issubclass(kind, Backbone)
