@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from mmsoft.datasets.class_folders import SUFFIXES
 
-from .found import Found, Picture, Place, folder_part, part_of, such_as
+from .found import Found, Picture, Place, folder_part, part_of, tally
 from .tree import Tree
 
 _CLASS_COLUMNS = ('label', 'class', 'category', 'target', 'class_name', 'classname', 'label_name', 'species', 'y')
@@ -38,7 +38,7 @@ def read_class_list(tree: Tree) -> Found | None:
     found.classes = _in_order(set().union(*(picture.labels for picture in found.pictures)))
     spare = [name for name in tree.pictures if name not in seen]
     if spare:
-        found.remarks.append(f'{len(spare)} pictures are in no list, {such_as(spare)}: not used')
+        found.remarks.append(tally('pictures in no list', spare, 'not used'))
     return found
 
 
@@ -96,7 +96,9 @@ def read_class_folders(tree: Tree) -> Found | None:
             parts.pop(0)  # a folder around all
     bare = [name for name, parts in folders.items() if not parts]
     if bare:
-        tree.faults.add(tree.root / bare[0], f'lies in no folder of a class ({len(bare)} pictures in all)')
+        tree.faults.add(
+            tree.root / bare[0], f'is in no folder of a class, of which two are needed ({len(bare)} are not)'
+        )
         return Found('class folders', tree.root, [], [])
     found = Found('class folders', tree.root, [], _in_order({parts[0] for parts in folders.values()}))
     for name, parts in folders.items():

@@ -136,7 +136,7 @@ class Tree:
                 contents[name] = json.loads(text) if text else None
             except (ValueError, RecursionError) as error:
                 line = getattr(error, 'lineno', None)
-                self.faults.add(Place(self.root / name, line), f'is no whole JSON: {error}')
+                self.faults.add(Place(self.root / name, line), f'is no whole JSON: {getattr(error, "msg", error)}')
         return {name: content for name, content in contents.items() if isinstance(content, dict)}
 
     @cached_property

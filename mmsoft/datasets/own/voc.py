@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from .found import PARTS, Found, Object, Picture, Place, folder_part, numbers, such_as
+from .found import PARTS, Found, Object, Picture, Place, folder_part, numbers, tally
 from .tree import Tree
 
 _LINE = ' line'  # an attribute that no XML has
@@ -17,7 +17,7 @@ def read_voc(tree: Tree) -> Found | None:
         try:
             root = read_xml(tree.root / name)
         except expat.ExpatError as error:
-            tree.faults.add(Place(tree.root / name, error.lineno), f'is no whole XML: {error}')
+            tree.faults.add(Place(tree.root / name, error.lineno), f'is no whole XML: {expat.ErrorString(error.code)}')
             continue
         if root.tag == 'annotation':
             files[name] = root
@@ -33,14 +33,14 @@ def read_voc(tree: Tree) -> Found | None:
                 filter(None, (_object(tree, name, node, counts_from) for node in root.iter('object')))
             )
             found.pictures.append(picture)
+    spare = sorted({*tree.pictures} - {picture.path for picture in found.pictures})
+    spare = [name for name in spare if 'Segmentation' not in name]
+    if spare:
+        found.remarks.append(tally('pictures without an XML file', spare, 'not used'))
     _share_out(tree, found)
     listed = tree.class_names()
     labels = {entry.label for picture in found.pictures for entry in picture.objects}
     found.classes = listed[1] if listed and labels <= set(listed[1]) else sorted(labels)
-    spare = sorted({*tree.pictures} - {picture.path for picture in found.pictures})
-    spare = [name for name in spare if 'Segmentation' not in name]
-    if spare:
-        found.remarks.append(f'{len(spare)} pictures have no XML, {such_as(spare)}: not used')
     return found
 
 
@@ -124,5 +124,5 @@ def _share_out(tree: Tree, found: Found) -> None:
             picture.part = parts.get(PurePosixPath(picture.path).stem)
         left = [picture.path for picture in found.pictures if picture.part is None]
         if left:
-            found.remarks.append(f'{len(left)} pictures are in no list of ImageSets, {such_as(left)}: not used')
+            found.remarks.append(tally('pictures in no list of ImageSets', left, 'not used'))
             found.pictures = [picture for picture in found.pictures if picture.part]
