@@ -13,6 +13,8 @@ def read_coco(tree: Tree) -> Found | None:
     files = {name: content for name, content in tree.json.items() if _is_coco(content)}
     if not files:
         return None
+    whole = {name: content for name, content in files.items() if not _is_of_points(content)}
+    files = whole or files  # COCO lists its persons twice
     found = Found('COCO JSON', tree.root, [], [])
     parts = {name: part_of(name) for name in files}
     unknown = [name for name, part in parts.items() if part is None]
@@ -38,6 +40,10 @@ def _is_coco(content: Mapping[str, Any]) -> bool:
         return False
     entries = [entry for entry in lists[1][:100] if isinstance(entry, dict)]
     return not entries or any('bbox' in entry or 'segmentation' in entry for entry in entries)
+
+
+def _is_of_points(content: Mapping[str, Any]) -> bool:
+    return any(isinstance(entry, Mapping) and 'keypoints' in entry for entry in content['categories'])
 
 
 class _File:

@@ -8,13 +8,13 @@ import numpy as np
 from PIL import Image
 
 from .found import Found, Picture, folder_part, tally
-from .tree import Tree
+from .tree import Tree, share_out
 
 UNLABELLED = 255
 MOST_VALUES = 255  # which a map of 8 bits can tell apart from what is not labelled
-_MAP_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp', '.gif')
+_MAP_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
 _MAP_FOLDER = re.compile(
-    r'(^|[_\W])(labels?|masks?|annotations?|ann|anns|gt|gtfine|segmentations?|segmentationclass|seg|segs|targets?)'
+    r'(^|[_\W]|train|val|test)(annots?|labels?|masks?|annotations?|ann|anns|gt|gtfine|segmentations?|segmentationclass|seg|segs|targets?)'
     r'($|[_\W]|\d)',
     re.IGNORECASE,
 )
@@ -45,6 +45,7 @@ def read_label_maps(tree: Tree) -> Found | None:
             )
             continue
         found.pictures.append(Picture(path, size, folder_part(path) or folder_part(name), label_map=tree.root / name))
+    share_out(tree, found, 'segmentation')
     _name_classes(tree, found)
     return found
 

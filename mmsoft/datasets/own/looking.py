@@ -50,7 +50,7 @@ def look(
         raise OwnDataError(f'--data serves models of {", ".join(_READERS)}; this one predicts {task}')
     root = open_root(folder)
     faults = Faults(root)
-    tree = Tree(root, faults, skip)
+    tree = Tree(root, faults, [path for path in skip if path.resolve() != root])
     if not tree.pictures:
         raise OwnDataError(f'there are no pictures in {str(root)!r}: looked for .jpg, .png, .bmp, .webp and .tif')
     found = next(filter(None, (read(tree) for read in _READERS[task])), None)

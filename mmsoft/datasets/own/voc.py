@@ -4,8 +4,8 @@ from pathlib import Path, PurePosixPath
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from .found import PARTS, Found, Object, Picture, Place, folder_part, numbers, tally
-from .tree import Tree
+from .found import Found, Object, Picture, Place, folder_part, numbers, tally
+from .tree import Tree, share_out
 
 _LINE = ' line'  # an attribute that no XML has
 CORNERS = ('xmin', 'ymin', 'xmax', 'ymax')
@@ -37,7 +37,7 @@ def read_voc(tree: Tree) -> Found | None:
     spare = [name for name in spare if 'Segmentation' not in name]
     if spare:
         found.remarks.append(tally('pictures without an XML file', spare, 'not used'))
-    _share_out(tree, found)
+    share_out(tree, found, 'main')
     listed = tree.class_names()
     labels = {entry.label for picture in found.pictures for entry in picture.objects}
     found.classes = listed[1] if listed and labels <= set(listed[1]) else sorted(labels)
@@ -110,19 +110,3 @@ def _object(tree: Tree, name: str, node: Element, counts_from: int) -> Object | 
     size = right - left + counts_from, bottom - top + counts_from
     crowd = (node.findtext('difficult') or '0').strip() == '1'
     return Object(label, (left - counts_from, top - counts_from, *size), None, crowd, place)
-
-
-def _share_out(tree: Tree, found: Found) -> None:
-    """ImageSets/Main/train.txt and val.txt, if they are there, say what is for training."""
-    parts = {}
-    for part in PARTS:
-        for name in tree.with_suffix(f'/{part}.txt', f'sets/main/{part}.txt'):
-            if 'imagesets' in name.lower():
-                parts |= {line.split()[0]: part for line in tree.text(name).splitlines() if line.strip()}
-    if parts:
-        for picture in found.pictures:
-            picture.part = parts.get(PurePosixPath(picture.path).stem)
-        left = [picture.path for picture in found.pictures if picture.part is None]
-        if left:
-            found.remarks.append(tally('pictures in no list of ImageSets', left, 'not used'))
-            found.pictures = [picture for picture in found.pictures if picture.part]
