@@ -91,6 +91,18 @@ def test_the_package_imports_modules_from_where_they_are():
     assert checked > 100
 
 
+ASKED_BY_THE_DISPATCHER = {'is_compiling', 'is_tracing', 'is_exporting', 'is_scripting', 'is_grad_enabled', 'is_cuda'}
+
+
+def test_only_the_dispatchers_room_asks_for_devices_graphs_and_gradients():
+    found = set()
+    for file in (ROOT / 'mmsoft').rglob('*.py'):
+        nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)]
+        if any(n.attr in ASKED_BY_THE_DISPATCHER or ast.unparse(n).endswith('.device.type') for n in nodes):
+            found.add(file.relative_to(ROOT / 'mmsoft').parts[0])
+    assert found == {'ops'}
+
+
 def is_parents_constructor(node):
     return isinstance(node, ast.Call) and ast.unparse(node.func) == 'super().__init__'
 

@@ -81,7 +81,8 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}  # by title; the package's own are registered in __init__.py
-_followers: list[Callable[[Family], None]] = []
+Follower = Callable[[Family], Callable[[], None]]
+_followers: list[Follower] = []
 
 
 def register_family(family: Family) -> Family:
@@ -98,17 +99,20 @@ def register_family(family: Family) -> Family:
             raise ValueError(f'family {family.title!r}: {name} is a name of {other.title} already: choose another')
     if not family.ours:
         raise ValueError(f'family {family.title!r} needs `ours`, names by which its weights are known')
-    for follow in _followers:  # one may refuse it
-        follow(family)
+    for enter in [follow(family) for follow in _followers]:  # whoever refuses it does so before anyone has it
+        enter()
     FAMILIES[family.title] = family
     return family
 
 
-def for_each_family(act: Callable[[Family], None]) -> None:
-    """Call ``act`` with every family that there is, and at once with each that is registered later."""
-    for family in FAMILIES.values():
-        act(family)
-    _followers.append(act)
+def for_each_family(follow: Follower) -> None:
+    """Enter every family that there is somewhere else, and at once each that is registered later.
+
+    ``follow(family)`` raises if it cannot be entered, and returns what enters it.
+    """
+    for enter in [follow(family) for family in FAMILIES.values()]:
+        enter()
+    _followers.append(follow)
 
 
 def published_family(weights: Weights) -> Family | None:

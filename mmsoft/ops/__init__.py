@@ -6,7 +6,7 @@ require('torch')
 
 from .attention import softmax_free_attention, softmax_free_attention_reference
 from .convolutions import conv_unit, window_conv, window_conv_reference
-from .dispatch import explain, force_from_environment, kernels
+from .dispatch import explain, kernels
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
 from .inline import (
@@ -29,10 +29,14 @@ from .newton import (
 )
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
+from .residual import add_norm, add_norm_reference, add_residual
 from .slices import token_wise
 
 __all__ = [
     'add_depthwise',
+    'add_norm',
+    'add_norm_reference',
+    'add_residual',
     'bounded_grid',
     'conv_unit',
     'dynamic_depthwise',
@@ -76,5 +80,3 @@ __all__ = [
     'window_conv',
     'window_conv_reference',
 ]
-
-force_from_environment()  # once all operators, and so all kinds of kernels, are known

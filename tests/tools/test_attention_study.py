@@ -11,19 +11,18 @@ from benchmark.measure import Options
 from helpers import relative_error
 from small_runs import TOOLS
 from studies import attention as attention_study
-from studies.claims import (
+from studies.claims import local_kernels, near_share
+
+from mmsoft.engine import demo
+from mmsoft.layers import InLineAttention, LinearAttention, SoftmaxAttention
+from mmsoft.visualization.claims import (
     are_alike,
     attention_weights,
     count_confusions,
     inline_weights,
-    local_kernels,
-    near_share,
     project,
     queries_and_keys,
 )
-
-from mmsoft.engine import demo
-from mmsoft.layers import InLineAttention, LinearAttention, SoftmaxAttention
 
 
 def test_weights_are_what_a_layer_does():
