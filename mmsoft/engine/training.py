@@ -50,7 +50,7 @@ from .heads import fit_heads
 from .hooks import DrawPredictions
 from .launch import start_processes
 from .lock import lock_work_dir
-from .own_data import carried_classes, use_own_data
+from .own_data import use_own_data
 from .parts import kind_of
 from .results import dump_whole, write_whole
 from .resuming import unwrapped
@@ -215,7 +215,7 @@ def evaluate(
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume, cfg.load_from = False, None
     if data:
-        use_own_data(cfg, data, work_dir, carried_classes(checkpoint, trust_checkpoint), test=True)
+        use_own_data(cfg, data, work_dir, checkpoint, trust_checkpoint)
     take_table_size(cfg, load(checkpoint, trust_checkpoint))
     _forget_faults(EvaluationRunner, work_dir)
     _report_data(cfg, 'test')
