@@ -14,8 +14,8 @@ from mmsoft.checkpoints import CheckpointError
 from mmsoft.datasets.layout import check_dataset, check_evaluator, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import Backbone, is_pretrained
+from mmsoft.models.family import our_family
 from mmsoft.registry import MODELS
-from mmsoft.weights.shapes import image_size
 from mmsoft.weights.sources import is_remote, where_published
 
 from .files import read_without_code
@@ -199,7 +199,9 @@ def _has_tables(cfg: Config) -> bool:
 
 def take_table_size(cfg: Config, weights: Mapping[str, Tensor]) -> None:
     """Position tables as large as in these weights: they are resized once, to the pictures."""
-    size = image_size({name.removeprefix('backbone.'): value for name, value in weights.items()})
+    weights = {name.removeprefix('backbone.'): value for name, value in weights.items()}
+    family = our_family(weights)
+    size = family.img_size(weights) if family else None
     if size and _has_tables(cfg):
         cfg.model.backbone.img_size = list(size)
 

@@ -23,6 +23,8 @@ from .heads import grid_of, split_evenly
 from .inline_attention import KERNELS, KernelPredictor
 from .linear import Linear
 
+__all__ = ['CSwinBlock', 'CrossShapedAttention', 'GlobalBranch', 'InLineBranch', 'StripeBranch']
+
 
 class Branch(nn.Module):
     """A part of the channels; its attention adds a 3 x 3 depth-wise convolution of the values (``lepe``).
