@@ -19,7 +19,7 @@ from mmsoft.files import shown
 from mmsoft.visualization import contact_sheet
 
 from .browse import drawn_samples
-from .heads import fit_heads
+from .heads import misfits, set_counts
 from .own_report import colours, report
 from .parts import LOADERS, walk_dicts
 from .tasks import CLASSIFICATION, SEMANTIC_SEGMENTATION, Task, task_of
@@ -124,7 +124,7 @@ def _apply(cfg: Config, task: Task, own: Mapping[str, Any]) -> None:
     if task is CLASSIFICATION:
         cfg.model.backbone.num_classes = len(own['classes'])
     else:
-        fit_heads(cfg, own['classes'])
+        set_counts(cfg, misfits(cfg, dict(classes=own['classes'])))
     if 'train' in parts and cfg.get('train_dataloader'):
         _fit_batch(cfg, own['parts']['train'])
 
