@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mmsoft.datasets.class_folders import SUFFIXES
 from mmsoft.datasets.reading import check_file, check_sides
@@ -20,18 +20,11 @@ from .found import PARTS, Faults, Found, OwnDataError, Place, folder_part, tally
 _NOT_DATA = ('__MACOSX', 'work_dirs')
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that swap the sides
 _ORIENTATION = 0x0112
+# Files of this name, whatever their suffix, name classes.
 _NAME_FILES = (
-    'classes',
-    'labels',
-    'label_names',
-    'class_names',
-    'names',
-    'obj',
-    'labelmap',
-    '_darknet',
-    'label_colors',
+    *('classes', 'labels', 'names', 'obj', 'labelmap', 'colormap', 'label_names', 'class_names', 'label_colors'),
+    *('class_dict', 'predefined_classes', '_darknet', '_classes'),
 )
-_NAME_FILES = (*_NAME_FILES, 'class_dict', '_classes', 'colormap', 'predefined_classes')
 
 
 class Tree:
@@ -197,12 +190,6 @@ def open_root(folder: str | Path) -> Path:
             'pictures and annotations'
         )
     return root.resolve()
-
-
-def upright(path: Path) -> Image.Image:
-    """A picture turned as its EXIF says."""
-    with Image.open(path) as picture:
-        return ImageOps.exif_transpose(picture)
 
 
 def _plain(stem: str) -> str:
