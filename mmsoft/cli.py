@@ -26,6 +26,7 @@ SCRIPTS = dict(
     publish='publish_checkpoint',
     config='print_config',
     logs='analyze_logs',
+    visualize='visualize',
     zoo='model_zoo',
     benchmark='benchmark',
 )

@@ -53,10 +53,22 @@ def parse() -> argparse.Namespace:
         '--no-pretrained', action='store_true', help='start at random instead of from pretrained weights'
     )
     parser.add_argument(
-        '--fine-tune', metavar='CHECKPOINT', help='start a classifier from it; the head is new if the classes differ'
+        '--fine-tune', metavar='CHECKPOINT', help='start from it; layers of classes are new where these differ'
     )
-    parser.add_argument('--linear-probe', metavar='CHECKPOINT', help='train a new head only, on features of it')
-    parser.add_argument('--img-size', type=int, metavar='PIXELS', help="another size of a classifier's pictures")
+    parser.add_argument(
+        '--linear-probe', metavar='CHECKPOINT', help="train a classifier's new head only, on features of it"
+    )
+    parser.add_argument(
+        '--img-size',
+        type=int,
+        nargs='+',
+        metavar='PIXELS',
+        help='another height and width of the pictures, or one number for both',
+    )
+    parser.add_argument('--epochs', type=int, metavar='N', help='another length of the run; the schedule follows')
+    parser.add_argument(
+        '--batch', type=int, metavar='N', help='images of an iteration, in all processes together; see --auto-scale-lr'
+    )
     parser.add_argument('--data', metavar='FOLDER', help=DATA_HELP)
     parser.add_argument('--demo', action='store_true', help='a short training on images drawn on the spot')
     parser.add_argument('--seed', type=int, help="by default the config's randomness.seed, or 0")
@@ -74,7 +86,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     if args.demo:
-        check_options(args.cfg_options or {})
+        check_options(args.cfg_options or {}, dict(epochs=args.epochs, batch=args.batch))
     if args.data:
         check_own_data(args.cfg_options or {}, args.demo)
     cfg = load_config(args.config, args.cfg_options)
@@ -98,6 +110,8 @@ def main() -> None:
             save_every=args.save_every,
             resume_anyway=args.resume_anyway,
             data=args.data,
+            epochs=args.epochs,
+            batch=args.batch,
         )
     except Preempted as stop:
         print(f'{stop}; go on with --resume', file=sys.stderr)

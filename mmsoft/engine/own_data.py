@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mmsoft.files import shown
 from mmsoft.visualization import contact_sheet
 
 from .browse import drawn_samples
-from .heads import fit_heads
+from .heads import misfits, set_counts
 from .own_report import colours, report
 from .parts import LOADERS, walk_dicts
 from .tasks import CLASSIFICATION, SEMANTIC_SEGMENTATION, Task, task_of
@@ -28,17 +28,10 @@ DATA_HELP = 'your own data: COCO JSON, VOC, YOLO, LabelMe, label maps, class fol
 SAMPLES = 8  # pictures that are drawn
 LEAST_STEPS = 4  # of an epoch, where batches would be larger than the data
 # What --data sets itself, so that options for it would have no effect.
-SETS = ('data_root', 'val_evaluator', 'test_evaluator')
-_SETS_OF_DATASETS = (
-    'type',
-    'data_root',
-    'ann_file',
-    'data_prefix',
-    'metainfo',
-    'split',
-    'labels',
-    'classes',
-    'listing',
+_OF_DATASETS = ('type', 'data_root', 'ann_file', 'data_prefix', 'metainfo', 'split', 'labels', 'classes', 'listing')
+SETS = (
+    *('data_root', 'val_evaluator', 'test_evaluator'),
+    *(f'{name}.dataset.{option}' for name in LOADERS for option in _OF_DATASETS),
 )
 
 
@@ -52,28 +45,26 @@ def check_options(options: Mapping[str, Any], demo: bool = False) -> None:
     if demo:
         raise ValueError('--demo draws its own data: leave out --data, or --demo')
     for key in options:
-        words = key.split('.')
-        of_dataset = words[0] in LOADERS and words[1:2] == ['dataset'] and words[-1] in _SETS_OF_DATASETS
-        if words[0] in SETS or of_dataset or words[-1] == 'num_classes':
+        clash = any(f'{key}.'.startswith(f'{own}.') or own.startswith(f'{key}.') for own in SETS)
+        if clash or key.endswith('.num_classes'):
             raise ValueError(f'--data sets {key} itself: leave it out of --cfg-options')
 
 
 def use_own_data(
-    cfg: Config, data: str | Path, work_dir: str | Path, classes: Sequence[str] | None = None, test: bool = False
+    cfg: Config, data: str | Path, work_dir: str | Path, checkpoint: str | None = None, trust: bool = False
 ) -> None:
     """Change ``cfg`` in place to train and test on the folder ``data``; one process looks at it, all follow.
 
     Annotations, ``found.md`` and ``samples.png`` go below ``work_dir/data``, the changed config to ``work_dir``.
 
-    Args:
-        classes: Those of a trained model, whose numbers are kept.
-        test: The data is to be tested on alone: all of it, unless the model was trained on it from this directory,
-            or the data itself says what is for testing.
+    With the ``checkpoint`` of a trained model, its classes keep their numbers, and the data is for testing: all of it,
+    unless the run that wrote the checkpoint was on it, or the data itself says what is for testing. ``trust`` permits
+    a checkpoint that may run code.
     """
     task, message = task_of(cfg), [None, None]
     if is_main_process():
         try:
-            message[0] = _make(cfg, task, Path(data), Path(work_dir), classes, test)
+            message[0] = _make(task, Path(data), Path(work_dir), checkpoint, trust)
         except (OSError, ValueError, RuntimeError) as error:
             message[1] = error
     problem = message[1]
@@ -89,25 +80,13 @@ def use_own_data(
         cfg.dump(Path(work_dir, Path(cfg.filename or 'config.py').with_suffix('.py').name))
 
 
-def carried_classes(checkpoint: str, trust: bool = False) -> list[str] | None:
-    """Names of the classes that a checkpoint of a run tells; None for weights alone."""
-    content = read_checkpoint(checkpoint, trust)
-    meta = content.get('meta') if isinstance(content, Mapping) else None
-    meta = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
-    classes = next((value for key, value in (meta or {}).items() if str(key).lower() == 'classes'), None)
-    return list(map(str, classes)) if classes else None
-
-
-def _make(
-    cfg: Config, task: Task, data: Path, work_dir: Path, classes: Sequence[str] | None, test: bool
-) -> dict[str, Any]:
+def _make(task: Task, data: Path, work_dir: Path, checkpoint: str | None, trust: bool) -> dict[str, Any]:
     """Look, write and tell; what the config needs to know."""
     root = data.expanduser().resolve()
-    folder = work_dir / 'data' / f'{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:6]}'
-    trained = folder.is_dir()
-    if test and not trained:
-        folder = folder.with_name(f'{folder.name}-test')
-    found = look(root, task.name, skip=[work_dir], classes=classes, whole=test and not trained)
+    name = f'{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:6]}'
+    folder, classes = work_dir / 'data' / name, checkpoint and _carried_classes(checkpoint, trust)
+    whole = checkpoint is not None and not Path(checkpoint).with_name('data').joinpath(name).is_dir()
+    found = look(root, task.name, skip=[work_dir], classes=classes or None, whole=whole)
     write(found, folder, task.name)
     found.palette = found.palette or colours(len(found.classes))
     table = report(found, task.name)
@@ -117,6 +96,14 @@ def _make(
     return dict(
         root=str(found.root), folder=str(folder.resolve()), classes=found.classes, palette=found.palette, parts=parts
     )
+
+
+def _carried_classes(checkpoint: str, trust: bool) -> list[str]:
+    """Names of the classes that a checkpoint of a run tells; none of weights alone."""
+    content = read_checkpoint(checkpoint, trust)
+    meta = content.get('meta') if isinstance(content, Mapping) else None
+    meta = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
+    return [str(name) for key, names in (meta or {}).items() if str(key).lower() == 'classes' for name in names]
 
 
 def _apply(cfg: Config, task: Task, own: Mapping[str, Any]) -> None:
@@ -137,7 +124,7 @@ def _apply(cfg: Config, task: Task, own: Mapping[str, Any]) -> None:
     if task is CLASSIFICATION:
         cfg.model.backbone.num_classes = len(own['classes'])
     else:
-        fit_heads(cfg, own['classes'])
+        set_counts(cfg, misfits(cfg, dict(classes=own['classes'])))
     if 'train' in parts and cfg.get('train_dataloader'):
         _fit_batch(cfg, own['parts']['train'])
 
@@ -197,7 +184,8 @@ def _draw(cfg: Config, folder: Path) -> None:
     """Some samples as training reads them, without its augmentations."""
     drawn = copy.deepcopy(cfg)
     mode = 'train' if list(folder.glob('train.*')) else 'test'
-    leaf, of_test = (next(leaf_datasets(drawn[f'{name}_dataloader'].dataset)) for name in (mode, 'test'))
+    plain = 'test' if drawn.get('test_dataloader') else 'val'
+    leaf, of_test = (next(leaf_datasets(drawn[f'{name}_dataloader'].dataset)) for name in (mode, plain))
     steps = {key: of_test[key] for key in ('pipeline', 'transform') if key in of_test}
     drawn[f'{mode}_dataloader'].dataset = ConfigDict({**leaf, **steps})
     drawings = drawn_samples(drawn, mode, SAMPLES, folder / 'samples_faults.jsonl')

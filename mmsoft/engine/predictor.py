@@ -36,12 +36,12 @@ def load_model(
     cfg: Config, checkpoint: str | Path, device: str = 'auto', trust: bool = False
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The config's model with every weight of the checkpoint, ready to predict, and its classes and palette."""
-    device = _device(device)
+    device = device_of(device)
     guard_files(cfg, trust)
     return _build(cfg, read_checkpoint(checkpoint, trust), str(checkpoint), device)
 
 
-def _device(name: str) -> str:
+def device_of(name: str) -> str:
     if name == 'auto':
         return 'cuda:0' if torch.cuda.is_available() else 'cpu'
     if name.startswith('cuda') and not torch.cuda.is_available():
@@ -157,7 +157,7 @@ class Predictor:
         trust: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        source, device = str(checkpoint), _device(device)
+        source, device = str(checkpoint), device_of(device)
         cfg = load_config(config) if isinstance(config, (str, Path)) else config
         self.guard = nullcontext if cfg else partial(registered_names, source)
         if cfg:

@@ -1,6 +1,7 @@
 """What a run says of itself: at its start how long it will take, at its end what to type next."""
 
 import math
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,11 @@ def next_steps(runner: Runner, program: str) -> str:
     weights = best if best and Path(best).is_file() else checkpoint
     config = folder / Path(runner.cfg.filename or 'config.py').with_suffix('.py').name
     of_script = f'python {Path(program).parent.as_posix()}/{{}}.py' if program.endswith('.py') else 'mmsoft {}'
+    config, weights = shlex.quote(str(config)), shlex.quote(str(weights))
     return '\n'.join(
         [
-            f'done. Weights: {weights}. What to type next:',
+            f'done: {weights}. What to type next:',
             f'  {of_script.format("test")} {config} {weights}',
             f'  {of_script.format("predict")} {weights} PICTURES --out-dir found',
-            f'  {of_script.format("publish_checkpoint" if program.endswith(".py") else "publish")} --help',
         ]
     )

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from mmsoft.ops import gelu_tanh, token_wise
+from mmsoft.ops import add_norm, add_residual, gelu_tanh, token_wise
 from mmsoft.ops.checks import choose
 from mmsoft.ops.dispatch import has_backward
 
@@ -61,8 +61,8 @@ class PostNormBlock(Block):
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
         """Both residuals, with y the attention's output."""
-        x = self.norm1(x + self.drop_path(y))
-        return self.norm2(x + self.drop_path(self.mlp(x)))
+        _, x = add_norm(x, y, self.norm1, self.drop_path, keep=False)
+        return add_norm(x, self.mlp(x), self.norm2, self.drop_path, keep=False)[1]
 
 
 class PreNormBlock(Block):
@@ -70,5 +70,5 @@ class PreNormBlock(Block):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
-        x = x + self.drop_path(self.attn(self.norm1(x), grid))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, normed = add_norm(x, self.attn(self.norm1(x), grid), self.norm2, self.drop_path)
+        return add_residual(x, self.mlp(normed), self.drop_path)

@@ -29,10 +29,14 @@ from .newton import (
 )
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
+from .residual import add_norm, add_norm_reference, add_residual
 from .slices import token_wise
 
 __all__ = [
     'add_depthwise',
+    'add_norm',
+    'add_norm_reference',
+    'add_residual',
     'bounded_grid',
     'conv_unit',
     'dynamic_depthwise',

@@ -1,5 +1,6 @@
 """Pictures of samples and predictions, of what attention does, and curves of training logs."""
 
+from . import figures
 from .attention import AttentionMap, attention_maps, attention_rows
 from .claims import injectivity, locality
 from .curves import curve_table, plot_curves, read_scalars
@@ -24,6 +25,7 @@ __all__ = [
     'draw_sample',
     'feature_colours',
     'field_sides',
+    'figures',
     'injectivity',
     'locality',
     'newton_convergence',

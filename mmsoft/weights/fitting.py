@@ -33,7 +33,7 @@ class LoadReport:
         'matched': 'loaded as they are',
         'resized': 'loaded after resizing to this image size',
         'left_aside': 'not needed by this model',
-        'fresh': 'kept at their random start: asked for, or a pyramid, which no classifier has',
+        'fresh': 'kept at their random start: of other classes, asked for, or a pyramid, which no classifier has',
         'missing': 'in the model, not in the weights',
         'unexpected': 'in the weights, not in the model',
         'misshapen': 'of another shape than in the model',

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 from .dividing import labels_of
-from .found import Faults, Found, Object, Picture, such_as
+from .found import Faults, Found, Object, Picture, tally
 
 LEAST_SIDE = 1.0  # pixels; mmdet passes over smaller boxes
 SLACK = 1.0  # pixels that boxes may reach beyond the border without a word
@@ -20,9 +20,7 @@ def check(found: Found, task: str, faults: Faults) -> None:
     counts = Counter(label for picture in found.pictures for label in labels_of(picture))
     empty = [name for name in found.classes if not counts[name]]
     if empty and counts:
-        found.remarks.append(
-            f'{len(empty)} of the {len(found.classes)} classes have no example: {", ".join(empty[:8])}'
-        )
+        found.remarks.append(f'classes without an example: {", ".join(empty[:8])}')
     if not counts:
         faults.add(found.root, f'{len(found.pictures)} pictures of {found.kind}, but not one object: nothing to learn')
     if task == 'classes' and len(found.classes) == 1:
@@ -45,21 +43,21 @@ def _check_objects(found: Found) -> None:
             kept.append(entry)
         picture.objects = kept
     for problem, places in gone.items():
-        found.remarks.append(f'{len(places)} boxes {problem}, such as the one of {places[0]}: not used')
+        found.remarks.append(tally(f'boxes {problem}', places, 'not used'))
     if cut:
-        found.remarks.append(f'{len(cut)} boxes reach outside of their picture, such as the one of {cut[0]}: cut there')
+        found.remarks.append(tally('boxes that reach outside of their picture', cut, 'cut at its border'))
 
 
 def _fit(entry: Object, picture: Picture) -> tuple[str, tuple[float, float, float, float]]:
     """What is wrong with a box, or the part of it that lies within the picture."""
     x, y, width, height = entry.box
     if width < 0 or height < 0:
-        return 'have a negative width or height', entry.box
+        return 'of negative width or height', entry.box
     left, top, right, bottom = max(x, 0), max(y, 0), min(x + width, picture.size[0]), min(y + height, picture.size[1])
     if right <= left or bottom <= top:
-        return 'have no area' if not (width and height) else 'lie outside of their picture', entry.box
+        return 'without area' if not (width and height) else 'outside of their picture', entry.box
     if right - left < LEAST_SIDE or bottom - top < LEAST_SIDE:
-        return 'are less than a pixel wide or high', entry.box
+        return 'less than a pixel wide or high', entry.box
     return '', (left, top, right - left, bottom - top)
 
 
@@ -78,7 +76,9 @@ def _check_masks(found: Found, task: str, faults: Faults) -> None:
         instead = (
             'take a config without masks, such as a RetinaNet' if task == 'masks' else 'a segmentor needs outlines'
         )
-        faults.add(entry.place, f'{len(bare)} objects have a box and no outline, this {entry.label!r} first: {instead}')
+        faults.add(
+            entry.place, f'objects with a box and no outline: {len(bare)}, this {entry.label!r} first: {instead}'
+        )
 
 
 def _check_names(found: Found) -> None:
@@ -89,6 +89,5 @@ def _check_names(found: Found) -> None:
     for names in alike.values():
         if len(names) > 1:
             found.remarks.append(f'the classes {" and ".join(map(repr, names))} are called almost the same: is it one?')
-    odd = [name for name in found.classes if not name]
-    if odd:
-        found.remarks.append(f'a class has an empty name, {such_as(odd)}')
+    if '' in found.classes:
+        found.remarks.append('a class has an empty name')

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from mmsoft.datasets.class_folders import SUFFIXES
 
-from .found import Found, Picture, Place, folder_part, part_of, such_as
+from .found import Found, Picture, Place, folder_part, part_of, tally
 from .tree import Tree
 
 _CLASS_COLUMNS = ('label', 'class', 'category', 'target', 'class_name', 'classname', 'label_name', 'species', 'y')
@@ -19,12 +19,12 @@ def read_class_list(tree: Tree) -> Found | None:
     parts = {name: part_of(PurePosixPath(name).name) for name in tree.with_suffix('.csv', '.tsv')}
     for name, part in parts.items():
         rows = _rows(tree.text(name), '\t' if name.lower().endswith('.tsv') else ',')
-        columns = _columns(rows)
+        columns = _columns(tree, rows)
         if columns is None:
             continue
         for line, row in rows:
             place = Place(tree.root / name, line)
-            if line == 1 and not _is_picture(row[columns[0]]):
+            if line == 1 and not _names_picture(tree, row[columns[0]]):
                 continue  # the headline
             picture = _picture(tree, name, row, columns, part, place)
             if picture is None:
@@ -38,7 +38,7 @@ def read_class_list(tree: Tree) -> Found | None:
     found.classes = _in_order(set().union(*(picture.labels for picture in found.pictures)))
     spare = [name for name in tree.pictures if name not in seen]
     if spare:
-        found.remarks.append(f'{len(spare)} pictures are in no list, {such_as(spare)}: not used')
+        found.remarks.append(tally('pictures in no list', spare, 'not used'))
     return found
 
 
@@ -50,22 +50,25 @@ def _rows(text: str, comma: str) -> list[tuple[int, list[str]]]:
     return [(reader.line_num, [word.strip() for word in row]) for row in reader if any(row)]
 
 
-def _is_picture(word: str) -> bool:
-    return word.lower().endswith(SUFFIXES)
+def _names_picture(tree: Tree, word: str) -> bool:
+    """A name with its suffix, or without."""
+    return word.lower().endswith(SUFFIXES) or PurePosixPath(word.replace('\\', '/')).name in tree.by_stem
 
 
-def _columns(rows: Sequence[tuple[int, list[str]]]) -> tuple[int, int, int | None] | None:
+def _columns(tree: Tree, rows: Sequence[tuple[int, list[str]]]) -> tuple[int, int, int | None] | None:
     """Which column has the picture, its class, and perhaps the part; None for a CSV of something else."""
-    if len(rows) < 2:
+    first = [row for _, row in rows[1:6]]
+    if not first or len(first[0]) < 2:
         return None
-    picture = next((index for index, word in enumerate(rows[1][1]) if _is_picture(word)), None)
-    if picture is None or len(rows[1][1]) < 2:
+    width = range(min(map(len, first)))
+    picture = next((index for index in width if all(_names_picture(tree, row[index]) for row in first)), None)
+    if picture is None:
         return None
     heads = [word.lower() for word in rows[0][1]]
     label = next((heads.index(name) for name in _CLASS_COLUMNS if name in heads), None)
     part = next((heads.index(name) for name in _PART_COLUMNS if name in heads), None)
     if label is None:
-        label = next(index for index in range(len(rows[1][1])) if index != picture)
+        label = int(picture == 0)
     return picture, label, part
 
 
@@ -96,7 +99,9 @@ def read_class_folders(tree: Tree) -> Found | None:
             parts.pop(0)  # a folder around all
     bare = [name for name, parts in folders.items() if not parts]
     if bare:
-        tree.faults.add(tree.root / bare[0], f'lies in no folder of a class ({len(bare)} pictures in all)')
+        tree.faults.add(
+            tree.root / bare[0], f'is in no folder of a class, of which two are needed ({len(bare)} are not)'
+        )
         return Found('class folders', tree.root, [], [])
     found = Found('class folders', tree.root, [], _in_order({parts[0] for parts in folders.values()}))
     for name, parts in folders.items():

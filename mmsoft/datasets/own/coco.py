@@ -5,7 +5,7 @@ from typing import Any
 
 from mmsoft.datasets.annotations import is_mask
 
-from .found import Faults, Found, Object, Picture, Place, folder_part, numbers, part_of, such_as
+from .found import Faults, Found, Object, Picture, Place, folder_part, numbers, part_of, tally
 from .tree import Tree
 
 
@@ -13,6 +13,8 @@ def read_coco(tree: Tree) -> Found | None:
     files = {name: content for name, content in tree.json.items() if _is_coco(content)}
     if not files:
         return None
+    whole = {name: content for name, content in files.items() if not _is_of_points(content)}
+    files = whole or files  # COCO lists its persons twice
     found = Found('COCO JSON', tree.root, [], [])
     parts = {name: part_of(name) for name in files}
     unknown = [name for name, part in parts.items() if part is None]
@@ -27,7 +29,7 @@ def read_coco(tree: Tree) -> Found | None:
     listed = {picture.path for picture in found.pictures}
     spare = [name for name in tree.pictures if name not in listed]
     if spare:
-        found.remarks.append(f'{len(spare)} pictures are in no annotation file, {such_as(spare)}: not used')
+        found.remarks.append(tally('pictures in no annotation file', spare, 'not used'))
     return found
 
 
@@ -38,6 +40,10 @@ def _is_coco(content: Mapping[str, Any]) -> bool:
         return False
     entries = [entry for entry in lists[1][:100] if isinstance(entry, dict)]
     return not entries or any('bbox' in entry or 'segmentation' in entry for entry in entries)
+
+
+def _is_of_points(content: Mapping[str, Any]) -> bool:
+    return any(isinstance(entry, Mapping) and 'keypoints' in entry for entry in content['categories'])
 
 
 class _File:
@@ -54,15 +60,17 @@ class _File:
         names, pictures = self._categories(), self._images()
         for index, entry in enumerate(self.content['annotations']):
             place = self._place('annotations', index)
+            if not isinstance(entry, Mapping):
+                self.faults.add(place, f'an annotation has image_id, category_id and bbox; this is {entry!r:.40}')
+                continue
             try:
                 for key, known in (('image_id', pictures), ('category_id', names)):
                     if entry.get(key) not in known:
                         raise ValueError(f'its {key} is {entry.get(key)!r}, which is not listed')
                 if (picture := pictures[entry['image_id']]) is not None:
-                    picture.objects.append(_object(entry, names, place))
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                problem = error if isinstance(error, ValueError) else f'it is not complete ({error!r})'
-                self.faults.add(place, f'annotation {_id(entry)}: {problem}')
+                    picture.objects.append(_object(entry, names, place, picture.size))
+            except (TypeError, ValueError) as error:
+                self.faults.add(place, f'annotation {entry.get("id")}: {error}')
 
     def _categories(self) -> dict[Any, str]:
         """Id -> name. Two of one name become one class: mmdet would count them as two, and mix up all that follow."""
@@ -95,6 +103,9 @@ class _File:
             place = self._place('images', index)
             try:
                 number, wanted = entry['id'], str(entry['file_name'])
+                if number in pictures:
+                    self.faults.add(place, f'the id {number!r} is used by another image: give each one of its own')
+                pictures[number] = None
                 path = self.tree.locate(wanted, self.name, self.part)
             except (KeyError, TypeError):
                 self.faults.add(place, 'an image needs an id and a file_name')
@@ -102,9 +113,6 @@ class _File:
             except ValueError as error:
                 self.faults.add(place, str(error))
                 continue
-            if number in pictures:
-                self.faults.add(place, f'the id {number!r} is used by another image: give each one of its own')
-            pictures[number] = None
             if path is None:
                 self.faults.add(place, f'there is no picture {wanted!r} below {str(self.tree.root)!r}')
             elif path in used:
@@ -116,16 +124,29 @@ class _File:
         return pictures
 
 
-def _object(entry: Mapping[str, Any], names: Mapping[Any, str], place: Place) -> Object:
-    label, mask = names[entry['category_id']], entry.get('segmentation') or None
-    if mask and not is_mask(mask):
-        raise ValueError('its segmentation is neither polygons nor runs within bounds')
+def _object(entry: Mapping[str, Any], names: Mapping[Any, str], place: Place, size: tuple[int, int]) -> Object:
+    label, mask = names[entry['category_id']], _mask(entry.get('segmentation'), size)
     box = entry.get('bbox')
     if box is None:
         box = box_of(mask)
     if not isinstance(box, (list, tuple)) or len(box) != 4:
         raise ValueError(f'its bbox must be [x, y, width, height]; got {box!r}')
     return Object(label, tuple(numbers(box)), mask, bool(entry.get('iscrowd') or entry.get('ignore')), place)
+
+
+def _mask(mask: Any, size: tuple[int, int]) -> Any:
+    """Polygons of three points and more, runs, or None."""
+    if not mask:
+        return None
+    if not is_mask(mask):
+        raise ValueError('its segmentation is neither polygons nor runs within bounds')
+    if isinstance(mask, Mapping):
+        if 'counts' not in mask or tuple(mask['size']) != size[::-1]:
+            raise ValueError(f'the runs of its segmentation are not of a picture of {size[0]} x {size[1]} pixels')
+        return mask
+    if any(len(polygon) % 2 for polygon in mask):
+        raise ValueError('a polygon of its segmentation has an x without a y')
+    return [polygon for polygon in mask if len(polygon) >= 6] or None
 
 
 def box_of(mask: Any) -> list[float]:
@@ -139,7 +160,3 @@ def box_of(mask: Any) -> list[float]:
         raise ValueError('it has neither bbox nor segmentation')
     xs, ys = ([value for polygon in mask for value in polygon[axis::2]] for axis in (0, 1))
     return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
-
-
-def _id(entry: Any) -> Any:
-    return entry.get('id') if isinstance(entry, Mapping) else repr(entry)[:40]

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from .found import Found, OwnDataError, Picture, such_as
+from .found import Found, OwnDataError, Picture, tally
 
 VAL_SHARE = 0.2
 
@@ -22,7 +22,7 @@ def divide(found: Found, whole: bool = False) -> None:
     told = Counter(picture.part for picture in found.pictures)
     if told[None] and len(told) > 1:
         left = [picture.path for picture in found.pictures if picture.part is None]
-        found.remarks.append(f'{len(left)} pictures are in no part of the data, {such_as(left)}: not used')
+        found.remarks.append(tally('pictures in no part of the data', left, 'not used'))
         found.pictures = [picture for picture in found.pictures if picture.part]
     if not told['train'] and not whole:
         if set(told) - {None}:
@@ -39,7 +39,7 @@ def divide(found: Found, whole: bool = False) -> None:
     seen = set().union(*map(labels_of, found.of('train')))
     unseen = sorted(set().union(*map(labels_of, found.of('val') + found.of('test'))) - seen)
     if unseen and not whole:
-        found.remarks.append(f'{len(unseen)} classes have no example to train on: {", ".join(unseen[:8])}')
+        found.remarks.append(f'classes without an example to train on: {", ".join(unseen[:8])}')
 
 
 def _divide(pictures: list[Picture], found: Found, same: dict[str, str]) -> None:
@@ -79,7 +79,7 @@ def _divide(pictures: list[Picture], found: Found, same: dict[str, str]) -> None
             picture.part = 'val' if name in chosen else 'train'
     number = sum(picture.part == 'val' for picture in pictures)
     found.remarks.append(
-        f'{number} of the {len(pictures)} pictures are set aside for validation, the same in every run; '
+        f'set aside for validation: {number} of the {len(pictures)} pictures, the same in every run; '
         'folders called train and val would say otherwise'
     )
 
@@ -109,6 +109,6 @@ def _tell_shared(found: Found, same: dict[str, str]) -> None:
         shared = [(path, twin) for path, twin in paths if twin]
         if shared:
             found.remarks.append(
-                f'{len(shared)} pictures of {part} are in train as well, such as {shared[0][0]!r} and '
+                f'pictures of {part} that are in train as well: {len(shared)}, such as {shared[0][0]!r} and '
                 f'{shared[0][1]!r}: results on them flatter the model'
             )

@@ -153,13 +153,10 @@ def folder_part(path: str) -> str | None:
     return part_of(path.rpartition('/')[0])
 
 
-def counted(number: int, what: str) -> str:
-    """'1 picture', '2 pictures'."""
-    return f'{number} {what}' if number == 1 else f'{number} {what}s'
-
-
-def such_as(names: Sequence[str]) -> str:
-    return f'such as {names[0]!r}' if len(names) > 1 else f'{names[0]!r}'
+def tally(what: str, cases: Sequence[object], then: str) -> str:
+    """'boxes without area: 3, such as the one of 'a.xml', line 7: not used'."""
+    first = repr(cases[0]) if isinstance(cases[0], str) else f'the one of {cases[0]}'
+    return f'{what}: {len(cases)}, {"such as " * (len(cases) > 1)}{first}: {then}'
 
 
 def numbers(values: Sequence[Any]) -> Iterator[float]:

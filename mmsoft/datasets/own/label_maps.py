@@ -7,14 +7,14 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image
 
-from .found import Found, Picture, folder_part, such_as
-from .tree import Tree
+from .found import Found, Picture, folder_part, tally
+from .tree import Tree, share_out
 
 UNLABELLED = 255
 MOST_VALUES = 255  # which a map of 8 bits can tell apart from what is not labelled
-_MAP_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp', '.gif')
+_MAP_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
 _MAP_FOLDER = re.compile(
-    r'(^|[_\W])(labels?|masks?|annotations?|ann|anns|gt|gtfine|segmentations?|segmentationclass|seg|segs|targets?)'
+    r'(^|[_\W]|train|val|test)(annots?|labels?|masks?|annotations?|ann|anns|gt|gtfine|segmentations?|segmentationclass|seg|segs|targets?)'
     r'($|[_\W]|\d)',
     re.IGNORECASE,
 )
@@ -32,7 +32,7 @@ def read_label_maps(tree: Tree) -> Found | None:
     found = Found('label maps', tree.root, [], [])
     for spare, what, lacking in ((spare_maps, 'label maps', 'picture'), (spare_pictures, 'pictures', 'label map')):
         if spare:
-            found.remarks.append(f'{len(spare)} {what} have no {lacking}, {such_as(spare)}: not used')
+            found.remarks.append(tally(f'{what} without a {lacking}', spare, 'not used'))
     for path, name in pairs.items():
         size, map_size = tree.size(path), tree.size(name)
         if size is None or map_size is None:
@@ -45,6 +45,7 @@ def read_label_maps(tree: Tree) -> Found | None:
             )
             continue
         found.pictures.append(Picture(path, size, folder_part(path) or folder_part(name), label_map=tree.root / name))
+    share_out(tree, found, 'segmentation')
     _name_classes(tree, found)
     return found
 
@@ -125,6 +126,8 @@ def _name_classes(tree: Tree, found: Found) -> None:
                 path, f'has {len(values)} {what}, but each stands for a class: save masks as PNG, without smoothing'
             )
     every = set().union(*used.values())
+    if tree.faults.sentences:
+        return None
     if len(every) > MOST_VALUES:
         return tree.faults.add(found.root, f'its label maps have {len(every)} values, more than there can be classes')
     names = _by_colour(found, every, rows) if found.by_colour else _by_number(found, every, rows, source)

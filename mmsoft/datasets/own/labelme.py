@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from .coco import box_of
-from .found import Found, Object, Picture, Place, folder_part, numbers, such_as
+from .found import Found, Object, Picture, Place, folder_part, numbers, tally
 from .tree import Tree
 
 CIRCLE = 32  # corners
@@ -27,10 +27,12 @@ def read_labelme(tree: Tree) -> Found | None:
     labels, listed = {entry.label for picture in found.pictures for entry in picture.objects}, tree.class_names()
     names = [name for name in listed[1] if name not in NOT_CLASSES] if listed else []
     found.classes = names if labels <= set(names) else sorted(labels)
-    found.remarks += [f'{number} shapes of the kind {kind!r} have no area: not used' for kind, number in left.items()]
+    found.remarks += [
+        f'shapes of the kind {kind!r}, which has no area: {number}: not used' for kind, number in left.items()
+    ]
     spare = sorted({*tree.pictures} - {picture.path for picture in found.pictures})
     if spare:
-        found.remarks.append(f'{len(spare)} pictures have no JSON, {such_as(spare)}: not used')
+        found.remarks.append(tally('pictures without a JSON file', spare, 'not used'))
     return found
 
 

@@ -50,13 +50,19 @@ def look(
         raise OwnDataError(f'--data serves models of {", ".join(_READERS)}; this one predicts {task}')
     root = open_root(folder)
     faults = Faults(root)
-    tree = Tree(root, faults, skip)
+    tree = Tree(root, faults, [path for path in skip if path.resolve() != root])
     if not tree.pictures:
         raise OwnDataError(f'there are no pictures in {str(root)!r}: looked for .jpg, .png, .bmp, .webp and .tif')
     found = next(filter(None, (read(tree) for read in _READERS[task])), None)
+    if found is None or (task == CLASSES and faults.sentences):
+        _tell_other(tree, task)
     faults.stop()
     if found is None:
-        raise OwnDataError(f'{_unrecognised(tree, task)}: a model of {task} takes {FORMATS[task]}')
+        suffixes = ', '.join(sorted({Path(name).suffix.lower() for name in tree.files} - {''}))
+        raise OwnDataError(
+            f'{len(tree.pictures)} pictures in {str(root)!r}, but no annotations in a known form (files: {suffixes}): '
+            f'a model of {task} takes {FORMATS[task]}'
+        )
     check(found, task, faults)
     faults.stop()
     _take_classes(found, classes)
@@ -64,17 +70,16 @@ def look(
     return found
 
 
-def _unrecognised(tree: Tree, task: str) -> str:
-    """What is there instead."""
-    suffixes = sorted({Path(name).suffix.lower() for name in tree.files} - {''})
+def _tell_other(tree: Tree, task: str) -> None:
+    """Raise if the data is for a model of another task; class folders look like any."""
     for other, readers in _READERS.items():
         quiet = Tree(tree.root, Faults(tree.root))
         read = next(filter(None, (reader(quiet) for reader in readers if reader is not read_class_folders)), None)
         if other != task and read is not None and read.pictures:
-            return f'{str(tree.root)!r} has {read.kind}, which is for a model of {other}'
-    return f'{len(tree.pictures)} pictures, but no annotations of a known format in {str(tree.root)!r} ' + (
-        f'(files: {", ".join(suffixes)})'
-    )
+            raise OwnDataError(
+                f'the data in {str(tree.root)!r} is {read.kind}, for a model of {other}: '
+                f'a model of {task} takes {FORMATS[task]}'
+            )
 
 
 def _take_classes(found: Found, classes: Sequence[str] | None) -> None:

@@ -10,27 +10,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mmsoft.datasets.class_folders import SUFFIXES
 from mmsoft.datasets.reading import check_file, check_sides
 
-from .found import Faults, OwnDataError, Place, folder_part
+from .found import PARTS, Faults, Found, OwnDataError, Place, folder_part, tally
 
+_NOT_DATA = ('__MACOSX', 'work_dirs')
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that swap the sides
 _ORIENTATION = 0x0112
+# Files of this name, whatever their suffix, name classes.
 _NAME_FILES = (
-    'classes',
-    'labels',
-    'label_names',
-    'class_names',
-    'names',
-    'obj',
-    'labelmap',
-    '_darknet',
-    'label_colors',
+    *('classes', 'labels', 'names', 'obj', 'labelmap', 'colormap', 'label_names', 'class_names', 'label_colors'),
+    *('class_dict', 'predefined_classes', '_darknet', '_classes'),
 )
-_NAME_FILES = (*_NAME_FILES, 'class_dict', '_classes', 'colormap', 'predefined_classes')
 
 
 class Tree:
@@ -39,7 +33,7 @@ class Tree:
     Args:
         root: The folder.
         faults: Takes what is wrong.
-        skip: Folders that are not looked into, such as the work directory.
+        skip: Folders in it that are not looked into, such as the work directory.
     """
 
     def __init__(self, root: Path, faults: Faults, skip: Collection[Path] = ()) -> None:
@@ -48,13 +42,14 @@ class Tree:
         self.pictures = [name for name in self.files if name.lower().endswith(SUFFIXES)]
 
     def _walk(self, skip: Collection[Path]) -> list[str]:
-        names = []
+        names, been = [], set()
         for where, folders, files in os.walk(self.root, followlinks=True):
-            folders[:] = [
-                name
-                for name in folders
-                if not name.startswith(('.', '__MACOSX')) and Path(where, name).resolve() not in skip
-            ]
+            real = Path(where).resolve()
+            if real in been or real in skip:  # links may lead in a circle
+                folders.clear()
+                continue
+            been.add(real)
+            folders[:] = [name for name in folders if not name.startswith('.') and name not in _NOT_DATA]
             below = Path(where).relative_to(self.root)
             names += [(below / name).as_posix() for name in files if not name.startswith('.')]
         return [name for name in names if self._is_utf8(name)]
@@ -136,7 +131,7 @@ class Tree:
                 contents[name] = json.loads(text) if text else None
             except (ValueError, RecursionError) as error:
                 line = getattr(error, 'lineno', None)
-                self.faults.add(Place(self.root / name, line), f'is no whole JSON: {error}')
+                self.faults.add(Place(self.root / name, line), f'is no whole JSON: {getattr(error, "msg", error)}')
         return {name: content for name, content in contents.items() if isinstance(content, dict)}
 
     @cached_property
@@ -170,6 +165,22 @@ class Tree:
         return None
 
 
+def share_out(tree: Tree, found: Found, kind: str) -> None:
+    """VOC's ImageSets/<kind>/train.txt and val.txt, if they are there, say what is for training."""
+    parts = {}
+    for part in PARTS:
+        for name in tree.with_suffix(f'imagesets/{kind}/{part}.txt'):
+            parts |= {line.split()[0]: part for line in tree.text(name).splitlines() if line.strip()}
+    if not parts:
+        return
+    for picture in found.pictures:
+        picture.part = parts.get(PurePosixPath(picture.path).stem)
+    left = [picture.path for picture in found.pictures if picture.part is None]
+    if left:
+        found.remarks.append(tally('pictures in no list of ImageSets', left, 'not used'))
+        found.pictures = [picture for picture in found.pictures if picture.part]
+
+
 def open_root(folder: str | Path) -> Path:
     root = Path(folder).expanduser()
     if not root.is_dir():
@@ -179,12 +190,6 @@ def open_root(folder: str | Path) -> Path:
             'pictures and annotations'
         )
     return root.resolve()
-
-
-def upright(path: Path) -> Image.Image:
-    """A picture turned as its EXIF says."""
-    with Image.open(path) as picture:
-        return ImageOps.exif_transpose(picture)
 
 
 def _plain(stem: str) -> str:

@@ -4,8 +4,8 @@ from pathlib import Path, PurePosixPath
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from .found import PARTS, Found, Object, Picture, Place, folder_part, numbers, such_as
-from .tree import Tree
+from .found import Found, Object, Picture, Place, folder_part, numbers, tally
+from .tree import Tree, share_out
 
 _LINE = ' line'  # an attribute that no XML has
 CORNERS = ('xmin', 'ymin', 'xmax', 'ymax')
@@ -17,7 +17,7 @@ def read_voc(tree: Tree) -> Found | None:
         try:
             root = read_xml(tree.root / name)
         except expat.ExpatError as error:
-            tree.faults.add(Place(tree.root / name, error.lineno), f'is no whole XML: {error}')
+            tree.faults.add(Place(tree.root / name, error.lineno), f'is no whole XML: {expat.ErrorString(error.code)}')
             continue
         if root.tag == 'annotation':
             files[name] = root
@@ -33,14 +33,14 @@ def read_voc(tree: Tree) -> Found | None:
                 filter(None, (_object(tree, name, node, counts_from) for node in root.iter('object')))
             )
             found.pictures.append(picture)
-    _share_out(tree, found)
-    listed = tree.class_names()
-    labels = {entry.label for picture in found.pictures for entry in picture.objects}
-    found.classes = listed[1] if listed and labels <= set(listed[1]) else sorted(labels)
     spare = sorted({*tree.pictures} - {picture.path for picture in found.pictures})
     spare = [name for name in spare if 'Segmentation' not in name]
     if spare:
-        found.remarks.append(f'{len(spare)} pictures have no XML, {such_as(spare)}: not used')
+        found.remarks.append(tally('pictures without an XML file', spare, 'not used'))
+    share_out(tree, found, 'main')
+    listed = tree.class_names()
+    labels = {entry.label for picture in found.pictures for entry in picture.objects}
+    found.classes = listed[1] if listed and labels <= set(listed[1]) else sorted(labels)
     return found
 
 
@@ -110,19 +110,3 @@ def _object(tree: Tree, name: str, node: Element, counts_from: int) -> Object | 
     size = right - left + counts_from, bottom - top + counts_from
     crowd = (node.findtext('difficult') or '0').strip() == '1'
     return Object(label, (left - counts_from, top - counts_from, *size), None, crowd, place)
-
-
-def _share_out(tree: Tree, found: Found) -> None:
-    """ImageSets/Main/train.txt and val.txt, if they are there, say what is for training."""
-    parts = {}
-    for part in PARTS:
-        for name in tree.with_suffix(f'/{part}.txt', f'sets/main/{part}.txt'):
-            if 'imagesets' in name.lower():
-                parts |= {line.split()[0]: part for line in tree.text(name).splitlines() if line.strip()}
-    if parts:
-        for picture in found.pictures:
-            picture.part = parts.get(PurePosixPath(picture.path).stem)
-        left = [picture.path for picture in found.pictures if picture.part is None]
-        if left:
-            found.remarks.append(f'{len(left)} pictures are in no list of ImageSets, {such_as(left)}: not used')
-            found.pictures = [picture for picture in found.pictures if picture.part]

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmsoft.weights.writing import whole_file
 
-from .found import PARTS, Found, Object, Picture
+from .found import PARTS, Found, Object, OwnDataError, Picture
 from .label_maps import UNLABELLED, read_map
 
 BACKGROUND = 'background'
@@ -24,6 +24,8 @@ def write(found: Found, folder: Path, task: str) -> None:
     if task == 'labels':
         _name_background(found)
         for picture in found.pictures:
+            if picture.path != picture.path.strip() or '\n' in picture.path:  # mmsegmentation strips the lines of lists
+                raise OwnDataError(f'{picture.path!r} begins or ends with a blank, or has a line break: rename it')
             _write_map(found, picture, folder / 'label_maps' / f'{picture.path}.png')
     for part in PARTS:
         pictures = found.of(part)

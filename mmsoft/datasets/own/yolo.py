@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from .coco import box_of
-from .found import Found, Object, Picture, Place, folder_part, numbers, such_as
+from .found import Found, Object, Picture, Place, folder_part, numbers, tally
 from .tree import Tree
 
 FARTHEST = 2.0  # shares of a picture; what is beyond is given in pixels
@@ -42,7 +42,7 @@ def read_yolo(tree: Tree) -> Found | None:
             entry.label = found.classes[int(entry.label)]
     bare = [picture.path for picture in found.pictures if picture.path not in labels]
     if bare:
-        found.remarks.append(f'{len(bare)} pictures have no text file, {such_as(bare)}: they count as empty')
+        found.remarks.append(tally('pictures without a text file', bare, 'they count as empty'))
     return found
 
 
