@@ -13,8 +13,8 @@ from mmsoft.layers import resize_table
 from .files import IGNORED
 from .messages import CheckpointError, announce
 
-# A classifier's own parts, which a backbone leaves aside.
-CLASSIFIER_PARTS = re.compile(r'(head|cls_token|cls_position)(\.|$)')
+# A classifier's own parts, which a backbone leaves aside: its head, and what stands before it as head_<part>.
+CLASSIFIER_PARTS = re.compile(r'(head(_\w+)?|cls_token|cls_position)(\.|$)')
 # What a plain network's backbone makes its maps with, and its classifier has no use for.
 PYRAMID = 'pyramid.'
 # Fewer matches than this, of the model's tensors, and the weights are of something else.
