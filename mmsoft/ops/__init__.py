@@ -30,7 +30,15 @@ from .newton import (
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
 from .residual import add_norm, add_norm_reference, add_residual
-from .slices import token_wise
+from .rotary import (
+    position_angles,
+    position_frequencies,
+    rotary_attention,
+    rotary_attention_reference,
+    rotate,
+    rotate_reference,
+)
+from .slices import map_wise, token_wise
 
 __all__ = [
     'add_depthwise',
@@ -58,14 +66,21 @@ __all__ = [
     'linear',
     'linear_attention',
     'linear_attention_reference',
+    'map_wise',
     'matrix_scale',
     'newton_inverse',
     'newton_oracle',
     'nystrom_attention',
     'nystrom_attention_reference',
     'orthogonal_directions',
+    'position_angles',
+    'position_frequencies',
     'positive_features',
     'positive_features_reference',
+    'rotary_attention',
+    'rotary_attention_reference',
+    'rotate',
+    'rotate_reference',
     'scattered_indices',
     'softmax_free_attention',
     'softmax_free_attention_reference',
