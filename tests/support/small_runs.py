@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from forking import run_forked
 from helpers import MINI, TOOLS
 from mmengine.config import Config, ConfigDict
 
@@ -119,8 +120,17 @@ def command(
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS='1')
 
 
-def run(tool: str, *arguments: object, check: bool = True, **options: object) -> subprocess.CompletedProcess:
-    done = subprocess.run(command(tool, *arguments, **options), env=ENVIRONMENT, capture_output=True, text=True)
+def run(
+    tool: str, *arguments: object, check: bool = True, processes: int = 1, port: int = 29511
+) -> subprocess.CompletedProcess:
+    """The tool in a process of its own, or in several as torchrun starts them."""
+    _, *script = command(tool, *arguments)
+    environments = [ENVIRONMENT]
+    if processes > 1:
+        script += ['--launcher', 'pytorch']
+        shared = dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), WORLD_SIZE=str(processes))
+        environments = [dict(ENVIRONMENT, **shared, RANK=str(n), LOCAL_RANK=str(n)) for n in range(processes)]
+    done = run_forked(*[script] * processes, environments=environments)
     assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done
 
