@@ -8,6 +8,7 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
+from forking import run_forked
 from fresh_python import ALONE, fake, fake_distribution, python
 from helpers import ROOT
 from packaging.requirements import Requirement
@@ -294,9 +295,7 @@ def test_the_pins_agree():
 @pytest.mark.slow
 @pytest.mark.parametrize('tool', sorted(p.name for p in (ROOT / 'tools').glob('*.py')))
 def test_every_tool_explains_itself(tool, tmp_path):
-    run = subprocess.run(
-        [sys.executable, ROOT / 'tools' / tool, '--help'], cwd=tmp_path, capture_output=True, text=True
-    )
+    run = run_forked([str(ROOT / 'tools' / tool), '--help'], cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert 'usage:' in run.stdout
 
