@@ -95,11 +95,11 @@ def train(
     the formats of docs/own_data.md.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
-    if data:
-        use_own_data(cfg, data, work_dir)
     cfg.resume_anyway, cfg.save_every = resume_anyway, save_every
     with in_company():
         lock = _start_alone(work_dir)
+        if data:
+            use_own_data(cfg, data, work_dir)
         if resume is None and cfg.get('resume') and not cfg.get('load_from'):
             resume = 'auto'
         source = _source(cfg, resume)
