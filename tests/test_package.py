@@ -30,6 +30,7 @@ ROOMS = [
     'timm',
     'visualization',
     'engine',
+    'distillation',
     'cli',
     '__main__',
 ]
