@@ -31,6 +31,7 @@ ROOMS = [
     'timm',
     'visualization',
     'engine',
+    'distillation',
     'cli',
     '__main__',
 ]
