@@ -20,6 +20,12 @@ from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landma
 from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
+from .local import (
+    add_head_convolution,
+    add_head_convolution_reference,
+    add_predicted_convolution,
+    add_predicted_convolution_reference,
+)
 from .newton import (
     guarded_scale,
     guarded_scale_reference,
@@ -42,8 +48,12 @@ from .slices import map_wise, token_wise
 
 __all__ = [
     'add_depthwise',
+    'add_head_convolution',
+    'add_head_convolution_reference',
     'add_norm',
     'add_norm_reference',
+    'add_predicted_convolution',
+    'add_predicted_convolution_reference',
     'add_residual',
     'bounded_grid',
     'conv_unit',
