@@ -27,6 +27,7 @@ from mmsoft.ops.triton.depthwise import dynamic_depthwise
 from mmsoft.ops.triton.inline import inline_attention
 from mmsoft.ops.triton.kernel_products import nystrom_product
 from mmsoft.ops.triton.landmark_inverse import landmark_inverse
+from mmsoft.ops.triton.residual import add_norm
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'gpu_kernels.md'
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.bfloat16: '*bf16'}
@@ -72,8 +73,17 @@ def depthwise(dtype: torch.dtype) -> None:
     y.backward(torch.empty_like(y))
 
 
+def add_norms(dtype: torch.dtype) -> None:
+    for width in (96, 1024):
+        x, y = (torch.empty(2, 800, width, dtype=dtype, device='meta', requires_grad=True) for _ in range(2))
+        weight, bias = (torch.empty(width, dtype=dtype, device='meta', requires_grad=True) for _ in range(2))
+        noise = torch.empty(2, dtype=dtype, device='meta')
+        s, normed = add_norm(x, y, weight, bias, noise, 1.25, 1e-5, True, dtype)
+        torch.autograd.backward((s, normed), (torch.empty_like(s), torch.empty_like(normed)))
+
+
 # An operator a case; float16 differs from bfloat16 in no more than the rounding of what is stored.
-CASES: list[Callable[[torch.dtype], None]] = [landmarks_inverse, kernel_products, inline, depthwise]
+CASES: list[Callable[[torch.dtype], None]] = [landmarks_inverse, kernel_products, inline, depthwise, add_norms]
 
 
 @dataclass(frozen=True)

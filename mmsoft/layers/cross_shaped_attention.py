@@ -6,13 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import add_depthwise, bounded_grid, from_windows, inline_attention, to_multiples, to_windows
+from mmsoft.ops import (
+    add_depthwise,
+    add_norm,
+    add_residual,
+    bounded_grid,
+    from_windows,
+    inline_attention,
+    to_multiples,
+    to_windows,
+)
 from mmsoft.ops.checks import choose
 
 from .block import Block
 from .heads import grid_of, split_evenly
 from .inline_attention import KERNELS, KernelPredictor
 from .linear import Linear
+
+__all__ = ['CSwinBlock', 'CrossShapedAttention', 'GlobalBranch', 'InLineBranch', 'StripeBranch']
 
 
 class Branch(nn.Module):
@@ -126,5 +137,5 @@ class CSwinBlock(Block):
     """A pre-norm block whose attention sees also its input before the norm."""
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), grid, x))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, normed = add_norm(x, self.attn(self.norm1(x), grid, x), self.norm2, self.drop_path)
+        return add_residual(x, self.mlp(normed), self.drop_path)

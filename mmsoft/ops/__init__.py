@@ -6,7 +6,7 @@ require('torch')
 
 from .attention import softmax_free_attention, softmax_free_attention_reference
 from .convolutions import conv_unit, window_conv, window_conv_reference
-from .dispatch import explain, force_from_environment, kernels
+from .dispatch import explain, kernels
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
 from .inline import (
@@ -29,10 +29,22 @@ from .newton import (
 )
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
-from .slices import token_wise
+from .residual import add_norm, add_norm_reference, add_residual
+from .rotary import (
+    position_angles,
+    position_frequencies,
+    rotary_attention,
+    rotary_attention_reference,
+    rotate,
+    rotate_reference,
+)
+from .slices import map_wise, token_wise
 
 __all__ = [
     'add_depthwise',
+    'add_norm',
+    'add_norm_reference',
+    'add_residual',
     'bounded_grid',
     'conv_unit',
     'dynamic_depthwise',
@@ -54,14 +66,21 @@ __all__ = [
     'linear',
     'linear_attention',
     'linear_attention_reference',
+    'map_wise',
     'matrix_scale',
     'newton_inverse',
     'newton_oracle',
     'nystrom_attention',
     'nystrom_attention_reference',
     'orthogonal_directions',
+    'position_angles',
+    'position_frequencies',
     'positive_features',
     'positive_features_reference',
+    'rotary_attention',
+    'rotary_attention_reference',
+    'rotate',
+    'rotate_reference',
     'scattered_indices',
     'softmax_free_attention',
     'softmax_free_attention_reference',
@@ -76,5 +95,3 @@ __all__ = [
     'window_conv',
     'window_conv_reference',
 ]
-
-force_from_environment()  # once all operators, and so all kinds of kernels, are known

@@ -7,19 +7,19 @@ from launches import Launches
 
 from mmsoft.models import SOFT, InLineSwin
 from mmsoft.ops import dispatch, inline_attention, softmax_free_attention
-from mmsoft.ops.dispatch import explain, no_triton, without
+from mmsoft.ops.dispatch import explain, kernels, no_triton
 
 needs_triton()
 
 
 def launches(model, train):
-    """What one image on the meta device, which stands for a GPU, asks for; forward and backward."""
+    """What the attentions ask for one image on the meta device, which stands for a GPU; forward and backward."""
     model = model.to('meta').train(train)
     with Launches() as seen, torch.set_grad_enabled(train):
         maps = model(torch.empty(1, 3, 224, 224, device='meta'))
         if train:
             sum(y.sum() for y in maps).backward()
-    return seen.names
+    return [name for name in seen.names if not name.startswith(('add_norm', 'channel_total'))]
 
 
 def test_a_layer_of_soft_is_five_launches_and_nine_more_in_training():
@@ -39,8 +39,16 @@ def test_a_layer_of_inline_is_four_launches_and_six_more_in_training():
     assert len(launches(model, True)) == (4 + 6) * layers
 
 
+def test_examples_show_the_kernels():
+    """Whoever asks what runs where, as python -m mmsoft.env does, asks by them."""
+    shown = [
+        op for op in dispatch.OPERATORS.values() if op.example and any(i.kind == 'triton' for i in op.implementations)
+    ]
+    assert set(dispatch.overview('meta')['triton']) == {op.name for op in shown}
+
+
 def test_others_may_be_left_alone():
-    with without('triton'):
+    with kernels('no-triton'):
         assert launches(SOFT(MINI), False) == []
 
 
