@@ -5,6 +5,7 @@ are cut for one image size.
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -44,7 +45,9 @@ class WindowAttention(swin.ShiftedWindowAttention):
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> the same shape."""
         (height, width), side = grid_of(x, grid), self.window_size[0]
-        shift = 0 if min(height, width) <= side else self.shift_size[0]
+        # shift_size, or 0 where the shorter side is at most a window: arithmetic, which graphs of any size keep
+        beyond = cast(int, torch.sym_min(height, width)) - side
+        shift = self.shift_size[0] and self.shift_size[0] * cast(int, torch.sym_min(torch.sym_max(beyond, 0), 1))
         x = to_multiples(x.unflatten(1, (height, width)), side)
         sides = x.shape[1], x.shape[2]
         if shift:
