@@ -43,6 +43,7 @@ _ROOMS = (
     'checkpoints',
     'datasets',
     'deploy',
+    'distillation',
     'engine',
     'env',
     'layers',
@@ -67,6 +68,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f'module mmsoft has no attribute {name!r}')
     if name == 'Predictor':
         return importlib.import_module('mmsoft.engine.predictor').Predictor
+    if name == 'linearize':
+        return importlib.import_module('mmsoft.distillation').linearize
     models = importlib.import_module('mmsoft.models')
     if name in _MODELS:
         return getattr(models, name)
@@ -74,7 +77,8 @@ def __getattr__(name: str) -> Any:
     found = {kind.__name__: kind for family in families for kind in (family.backbone, family.classifier)}
     if name not in found:
         raise AttributeError(
-            f'module mmsoft has no attribute {name!r}; it has {", ".join((*found, *_MODELS, "Predictor", *_ROOMS))}'
+            f'module mmsoft has no attribute {name!r}; it has '
+            f'{", ".join((*found, *_MODELS, "Predictor", "linearize", *_ROOMS))}'
         )
     return found[name]
 

@@ -8,6 +8,7 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
+from forking import run_forked
 from fresh_python import ALONE, fake, fake_distribution, python
 from helpers import ROOT
 from packaging.requirements import Requirement
@@ -31,6 +32,7 @@ ROOMS = [
     'timm',
     'visualization',
     'engine',
+    'distillation',
     'exporting',
     'cli',
     '__main__',
@@ -296,9 +298,7 @@ def test_the_pins_agree():
 @pytest.mark.slow
 @pytest.mark.parametrize('tool', sorted(p.name for p in (ROOT / 'tools').glob('*.py')))
 def test_every_tool_explains_itself(tool, tmp_path):
-    run = subprocess.run(
-        [sys.executable, ROOT / 'tools' / tool, '--help'], cwd=tmp_path, capture_output=True, text=True
-    )
+    run = run_forked([str(ROOT / 'tools' / tool), '--help'], cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert 'usage:' in run.stdout
 
@@ -315,9 +315,9 @@ def test_make_chooses_what_is_asked_for(tmp_path, monkeypatch):
     plan = make('test', f'VENV={tmp_path}')
     pins = dict(text.split('==') for text in specifications()[1] if '==' in text)
     assert f"'torch=={pins['torch']}' 'torchvision{versions.vision_for(pins['torch'])}'" in plan
-    assert "-e '.[openmmlab,export,deploy,openvino,dev]'" in plan
+    assert "-e '.[openmmlab,export,deploy,openvino,docs,dev]'" in plan
     plan = make('-B', 'test', 'STACK=classic', 'TORCH=2.6.0')
-    assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,deploy,openvino,dev]'" in plan
+    assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,deploy,openvino,docs,dev]'" in plan
     assert '.venv-original-torch2.6.0/bin/python -m pytest' in plan
     run = subprocess.run(['make', 'install', 'STACK=new', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode

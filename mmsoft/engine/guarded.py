@@ -82,6 +82,11 @@ class EvaluationRunner(GuardedRunner):
 
     faults = 'test_faults.jsonl'
 
+    def take_model(self, model: Mapping) -> None:
+        """In place of the config's, which stays as it is written."""
+        if model != self.cfg.model:
+            self.model = self.wrap_model(self.cfg.get('model_wrapper_cfg'), self.build_model(model))
+
     def evaluate_with(self, metrics: list[Mapping]) -> None:
         self._test_evaluator = metrics
 

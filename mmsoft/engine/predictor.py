@@ -24,7 +24,7 @@ from mmsoft.versions import require
 from mmsoft.visualization import opencv_name
 
 from .carried import carried_config, registered_names
-from .config import guard_files, load_config, take_table_size, without_pretrained
+from .config import guard_files, load_config, model_for, without_pretrained
 from .parts import kind_of
 from .tasks import Task, task_of
 
@@ -56,8 +56,9 @@ def _build(cfg: Config, content: Any, source: str, device: str) -> tuple[nn.Modu
     init_default_scope(scope)
     without_pretrained(cfg)
     weights = load(content)
-    take_table_size(cfg, weights)
-    model = revert_sync_batchnorm(MODELS.build(cfg.model))  # the same in evaluation, and it runs everywhere
+    model = revert_sync_batchnorm(
+        MODELS.build(model_for(cfg, weights))
+    )  # the same in evaluation, and it runs everywhere
     load_weights(model, names_for(model, weights), source=source)
     return model.to(device).eval(), _meta(cfg, content, model)
 

@@ -38,10 +38,10 @@ from .config import (
     check_pretrained,
     check_sizes,
     guard_files,
+    model_for,
     only_for_classifiers,
     set_img_size,
     start_from,
-    take_table_size,
     without_pretrained,
 )
 from .fine_tuning import fresh_layers
@@ -95,11 +95,11 @@ def train(
     the formats of docs/own_data.md.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
-    if data:
-        use_own_data(cfg, data, work_dir)
     cfg.resume_anyway, cfg.save_every = resume_anyway, save_every
     with in_company():
         lock = _start_alone(work_dir)
+        if data:
+            use_own_data(cfg, data, work_dir)
         if resume is None and cfg.get('resume') and not cfg.get('load_from'):
             resume = 'auto'
         source = _source(cfg, resume)
@@ -216,10 +216,11 @@ def evaluate(
     cfg.resume, cfg.load_from = False, None
     if data:
         use_own_data(cfg, data, work_dir, checkpoint, trust_checkpoint)
-    take_table_size(cfg, load(checkpoint, trust_checkpoint))
+    model = model_for(cfg, load(checkpoint, trust_checkpoint))
     _forget_faults(EvaluationRunner, work_dir)
     _report_data(cfg, 'test')
     runner = EvaluationRunner.from_cfg(cfg)
+    runner.take_model(model)
     runner.evaluate_with(_metrics(cfg, out))
     if drawings:
         runner.register_hook(DrawPredictions(drawings))
