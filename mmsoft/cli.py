@@ -20,6 +20,7 @@ SCRIPTS = dict(
     train='train',
     test='test',
     predict='predict',
+    export='export',
     browse='browse_dataset',
     flops='get_flops',
     convert='convert_checkpoint',

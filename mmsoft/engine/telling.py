@@ -13,7 +13,7 @@ from mmsoft.registry import HOOKS
 
 from .runner import latest_checkpoint
 
-FIRST, TIMED = 2, 8  # iterations that are slower than others, and those whose mean is taken
+FIRST, TIMED = 2, 4  # iterations that are slower than others, and those whose mean is taken
 
 
 @HOOKS.register_module()
@@ -63,7 +63,7 @@ def _validations_left(runner: Runner) -> int:
 def in_words(seconds: float) -> str:
     """'2 days 3 h', '1 h 20 min', '5 min', '40 s'."""
     minutes = round(seconds / 60)
-    if minutes < 2:
+    if seconds < 120:
         return f'{max(1, round(seconds))} s'
     if minutes < 60:
         return f'{minutes} min'

@@ -95,11 +95,11 @@ def train(
     the formats of docs/own_data.md.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
-    if data:
-        use_own_data(cfg, data, work_dir)
     cfg.resume_anyway, cfg.save_every = resume_anyway, save_every
     with in_company():
         lock = _start_alone(work_dir)
+        if data:
+            use_own_data(cfg, data, work_dir)
         if resume is None and cfg.get('resume') and not cfg.get('load_from'):
             resume = 'auto'
         source = _source(cfg, resume)
@@ -322,7 +322,7 @@ def _resume_from(cfg: Config, resume: str | None, source: str | None) -> None:
 def _use_amp(cfg: Config) -> None:
     """float16 with a scaled loss on accelerators, bfloat16 on CPUs."""
     optim_wrapper = cfg.optim_wrapper
-    if optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper'):
+    if kind_of(optim_wrapper) not in ('OptimWrapper', 'AmpOptimWrapper', 'CpuAmpOptimWrapper'):
         raise ValueError(f'--amp works with OptimWrapper; the config has {optim_wrapper.type}')
     if get_device() == 'cpu' and has_regions(cfg.model):
         raise ValueError(

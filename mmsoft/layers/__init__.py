@@ -16,7 +16,8 @@ from .nystromformer_attention import NystromformerAttention
 from .patch_embed import ConvUnit, PatchEmbed, embedded_size, stem
 from .performer_attention import PerformerAttention, redraw_features
 from .position import PositionTable, resize_table
-from .simple_pyramid import SimplePyramid
+from .rotary_attention import MILAAttention, RankAugmentedAttention
+from .simple_pyramid import OutputNorms, SimplePyramid
 from .soft_attention import SoftAttention
 from .softmax_attention import SoftmaxAttention
 from .swin import PatchMerging, WindowAttention
@@ -29,14 +30,17 @@ __all__ = [
     'Linear',
     'LinearAttention',
     'LinformerAttention',
+    'MILAAttention',
     'Mlp',
     'NystromformerAttention',
+    'OutputNorms',
     'PatchEmbed',
     'PatchMerging',
     'PerformerAttention',
     'PositionTable',
     'PostNormBlock',
     'PreNormBlock',
+    'RankAugmentedAttention',
     'SimplePyramid',
     'SoftAttention',
     'SoftmaxAttention',

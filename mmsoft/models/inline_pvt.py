@@ -38,6 +38,7 @@ class InLinePVTOptions(PyramidOptions, total=False):
 
     kernel: str
     mlp_ratios: Sequence[int]
+    embed_eps: float
 
 
 class InLinePVT(Pyramid):
@@ -47,6 +48,7 @@ class InLinePVT(Pyramid):
         arch: A name of ``PVT_ARCHS`` or ``dict(dims=..., heads=..., depths=...)``.
         kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
         mlp_ratios: Hidden width of the MLPs over the stage's width.
+        embed_eps: What the norms of the patch embeddings add to the variance; mmdet's PVT has 1e-6.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class InLinePVT(Pyramid):
         *,
         kernel: str = 'identity',
         mlp_ratios: Sequence[int] = (8, 8, 4, 4),
+        embed_eps: float = 1e-5,
         **options: 'Unpack[PyramidOptions]',
     ) -> None:
         arch = resolve_inline_arch(arch, PVT_ARCHS, stages=4, mixed=False)
         super().__init__(arch.dims, STRIDES, arch.depths, **options)
         check_stages('mlp_ratios', mlp_ratios, len(STRIDES))
         self.arch, self.kernel, self.mlp_ratios = arch, choose('kernel', kernel, KERNELS), tuple(mlp_ratios)
+        self.embed_eps = embed_eps
         self.build(self._stage)
 
     def _stage(self, index: int, drop_paths: list[float]) -> Stage:
@@ -76,7 +80,7 @@ class InLinePVT(Pyramid):
             for rate in drop_paths
         ]
         stride = 2 if index else 4
-        embed = PatchEmbed((self.in_channels, *self.arch.dims)[index], dim, stride, stride)
+        embed = PatchEmbed((self.in_channels, *self.arch.dims)[index], dim, stride, stride, eps=self.embed_eps)
         return Stage(embed, PositionTable(embedded_size(self.img_size, STRIDES[index]), dim), blocks, self.with_cp)
 
 
@@ -139,7 +143,7 @@ FAMILY = Family(
     ours=('stages.0.embed.proj.weight', 'stages.0.position.table'),
     options=_options,
     img_size=_img_size,
-    unseen=dict(kernel='identity'),
+    unseen=dict(kernel='identity', embed_eps=1e-5),
     published=('patch_embed1.proj.weight', 'pos_embed1', 'block1.0.attn.residual.0.weight'),
     page=PAGE,
     fits='PVT fits inline_pvt_* of its size',

@@ -16,10 +16,16 @@ from .inline import (
     inline_attention,
     inline_attention_reference,
 )
-from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
+from .landmarks import average_beyond, bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
 from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
+from .local import (
+    add_head_convolution,
+    add_head_convolution_reference,
+    add_predicted_convolution,
+    add_predicted_convolution_reference,
+)
 from .newton import (
     guarded_scale,
     guarded_scale_reference,
@@ -30,13 +36,26 @@ from .newton import (
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
 from .residual import add_norm, add_norm_reference, add_residual
-from .slices import token_wise
+from .rotary import (
+    position_angles,
+    position_frequencies,
+    rotary_attention,
+    rotary_attention_reference,
+    rotate,
+    rotate_reference,
+)
+from .slices import map_wise, token_wise
 
 __all__ = [
     'add_depthwise',
+    'add_head_convolution',
+    'add_head_convolution_reference',
     'add_norm',
     'add_norm_reference',
+    'add_predicted_convolution',
+    'add_predicted_convolution_reference',
     'add_residual',
+    'average_beyond',
     'bounded_grid',
     'conv_unit',
     'dynamic_depthwise',
@@ -58,14 +77,21 @@ __all__ = [
     'linear',
     'linear_attention',
     'linear_attention_reference',
+    'map_wise',
     'matrix_scale',
     'newton_inverse',
     'newton_oracle',
     'nystrom_attention',
     'nystrom_attention_reference',
     'orthogonal_directions',
+    'position_angles',
+    'position_frequencies',
     'positive_features',
     'positive_features_reference',
+    'rotary_attention',
+    'rotary_attention_reference',
+    'rotate',
+    'rotate_reference',
     'scattered_indices',
     'softmax_free_attention',
     'softmax_free_attention_reference',

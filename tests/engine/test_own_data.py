@@ -13,6 +13,7 @@ from small_runs import dump, run, small_config
 
 import mmsoft
 from mmsoft.datasets.own import OwnDataError
+from mmsoft.engine import own_data
 from mmsoft.engine.browse import drawn_samples
 from mmsoft.engine.config import check_data, load_config
 from mmsoft.engine.heads import head_counts
@@ -37,6 +38,7 @@ def make(name: str, root: Path) -> Path:
 @pytest.mark.parametrize(('config', 'name', 'classes'), CASES)
 def test_a_config_follows_the_data_and_is_all_that_is_needed(config, name, classes, tmp_path, monkeypatch, capsys):
     cfg, root = load_config(mmsoft.config_path(config)), make(name, tmp_path / 'my set')
+    monkeypatch.setattr(own_data, 'SAMPLES', 1)
     monkeypatch.chdir(tmp_path)
     use_own_data(cfg, 'my set', 'run')
     monkeypatch.chdir('/')
@@ -52,8 +54,7 @@ def test_a_config_follows_the_data_and_is_all_that_is_needed(config, name, class
         assert list(derived.test_dataloader.dataset.metainfo.palette[0]) in [[0, 0, 0], [230, 23, 23]]
     if name == 'coco':
         assert derived.val_evaluator.metric == ['bbox', 'segm']
-    samples = drawn_samples(derived, 'val', 2, tmp_path / 'faults.jsonl')
-    assert len(samples) == min(2, len(set(samples)))
+    assert len(drawn_samples(derived, 'val', 1, tmp_path / 'faults.jsonl')) == 1
     assert not (tmp_path / 'faults.jsonl').exists()
     (folder,) = (tmp_path / 'run' / 'data').iterdir()
     assert folder.name.startswith('my set-')
@@ -64,7 +65,8 @@ def test_a_config_follows_the_data_and_is_all_that_is_needed(config, name, class
     assert str(root) in told
 
 
-def test_data_that_is_tested_alone_is_tested_whole_unless_it_was_trained_on(tmp_path):
+def test_data_that_is_tested_alone_is_tested_whole_unless_it_was_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_data, 'SAMPLES', 1)
     config, root = mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco'), make('labelme', tmp_path / 'set')
 
     def tested(run_dir: Path) -> int:

@@ -11,6 +11,7 @@ import torch
 from forking import run_forked
 from helpers import MINI, TOOLS
 from mmengine.config import Config, ConfigDict
+from mmengine.registry import MODELS, init_default_scope
 
 import mmsoft
 from mmsoft.checkpoints import read_checkpoint
@@ -93,6 +94,20 @@ def small_config(method: str, folder: Path, train: int = 8, batch: int = 2, epoc
     cfg.default_hooks.logger.interval = 1
     cfg.log_processor.window_size = 1
     return cfg
+
+
+def small_checkpoint(method: str, folder: Path) -> tuple[Config, Path]:
+    """A config, and the path of a checkpoint that carries it; random heads are sure of nothing: every score counts."""
+    cfg = small_config(method, folder, train=1)
+    if 'rcnn' in cfg.model.get('test_cfg', {}):
+        cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=5)
+    elif method == 'retinanet':
+        cfg.model.test_cfg.update(score_thr=0.0, max_per_img=5)
+    init_default_scope(cfg.default_scope)
+    torch.manual_seed(0)
+    state, path = MODELS.build(cfg.model).state_dict(), folder / 'epoch_1.pth'
+    torch.save(dict(state_dict=state, meta=dict(cfg=cfg.pretty_text)), path)
+    return cfg, path
 
 
 def dump(cfg: Config, folder: Path, name: str = 'small') -> Path:

@@ -36,6 +36,10 @@ SHAPES: dict[str, tuple[Callable[[Any], tuple], ...]] = dict(
         lambda r: (r(2, 5, 8), r(2, 5, 8), LayerNorm(8), Identity()),
         lambda r: (r(2, 3136, 384), r(2, 3136, 384), LayerNorm(384), Identity()),
     ),
+    add_head_convolution=(
+        lambda r: (r(2, 21, 6), r(2, 21, 6), r(3, 1, 3, 5), (4, 5)),
+        lambda r: (r(2, 3136, 96), r(2, 3136, 96), r(3, 1, 9, 9), (56, 56)),
+    ),
     dynamic_depthwise=(
         lambda r: (r(2, 4, 6, 5), r(2, 4, 3, 3)),
         lambda r: (r(2, 96, 56, 61), r(2, 96, 3, 3)),
