@@ -20,6 +20,7 @@ from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landma
 from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
+from .linear_gelu import linear_gelu, linear_gelu_reference
 from .local import (
     add_head_convolution,
     add_head_convolution_reference,
@@ -68,6 +69,8 @@ __all__ = [
     'linear',
     'linear_attention',
     'linear_attention_reference',
+    'linear_gelu',
+    'linear_gelu_reference',
     'matrix_scale',
     'newton_inverse',
     'newton_oracle',
