@@ -17,7 +17,7 @@ from .inline import (
     inline_attention_reference,
 )
 from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
-from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows
+from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows, to_windows_together
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
 from .linear_gelu import linear_gelu, linear_gelu_reference
@@ -89,6 +89,7 @@ __all__ = [
     'to_multiples',
     'to_tokens',
     'to_windows',
+    'to_windows_together',
     'token_wise',
     'window_conv',
     'window_conv_reference',
