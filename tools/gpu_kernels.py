@@ -27,6 +27,7 @@ from mmsoft.ops.triton.depthwise import depthwise_add, dynamic_depthwise
 from mmsoft.ops.triton.inline import inline_attention
 from mmsoft.ops.triton.kernel_products import nystrom_product
 from mmsoft.ops.triton.landmark_inverse import landmark_inverse
+from mmsoft.ops.triton.linear_gelu import linear_gelu
 from mmsoft.ops.triton.residual import add_norm
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'gpu_kernels.md'
@@ -85,8 +86,23 @@ def add_norms(dtype: torch.dtype) -> None:
         torch.autograd.backward((s, normed), (torch.empty_like(s), torch.empty_like(normed)))
 
 
+def linear_gelus(dtype: torch.dtype) -> None:
+    shapes = (800, 96), (384, 96), (384,)
+    for tanh in (True, False):
+        inputs = (torch.empty(shape, dtype=dtype, device='meta', requires_grad=True) for shape in shapes)
+        y, _ = linear_gelu(*inputs, tanh, True)
+        y.backward(torch.empty_like(y))
+
+
 # An operator a case; float16 differs from bfloat16 in no more than the rounding of what is stored.
-CASES: list[Callable[[torch.dtype], None]] = [landmarks_inverse, kernel_products, inline, depthwise, add_norms]
+CASES: list[Callable[[torch.dtype], None]] = [
+    landmarks_inverse,
+    kernel_products,
+    inline,
+    depthwise,
+    add_norms,
+    linear_gelus,
+]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from .inline import (
     inline_attention_reference,
 )
 from .landmarks import average_beyond, bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
-from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows
+from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows, to_windows_together
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
+from .linear_gelu import linear_gelu, linear_gelu_reference
 from .local import (
     add_head_convolution,
     add_head_convolution_reference,
@@ -77,6 +78,8 @@ __all__ = [
     'linear',
     'linear_attention',
     'linear_attention_reference',
+    'linear_gelu',
+    'linear_gelu_reference',
     'map_wise',
     'matrix_scale',
     'newton_inverse',
@@ -102,6 +105,7 @@ __all__ = [
     'to_multiples',
     'to_tokens',
     'to_windows',
+    'to_windows_together',
     'token_wise',
     'window_conv',
     'window_conv_reference',

@@ -19,7 +19,12 @@ def launches(model, train):
         maps = model(torch.empty(1, 3, 224, 224, device='meta'))
         if train:
             sum(y.sum() for y in maps).backward()
-    others = ['add_norm_gradient', 'channel_total'], ['add_norm']  # around the attentions
+    others = (
+        ['add_norm_gradient', 'channel_total'],
+        ['add_norm'],
+        ['gelu_gradient', 'channel_total'],
+        ['linear_gelu'],
+    )  # around the attentions
     names = ' '.join(seen.names)
     for some in others:
         names = names.replace(' '.join(some), '')
