@@ -1,6 +1,7 @@
 """The report of a run of ``tools/linearize.py``."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,5 +115,8 @@ def _metrics(
     found = {}
     for name, (cfg, weights) in tested.items():
         values = evaluate(copy.deepcopy(cfg), weights, work_dir=str(out / f'test_{name}'), trust_checkpoint=trust)
-        found[name] = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
+        # classes have a table in the log
+        found[name] = {
+            key: float(v) for key, v in values.items() if math.isfinite(v) and not key.endswith('_precision')
+        }
     return found
