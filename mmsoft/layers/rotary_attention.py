@@ -54,7 +54,7 @@ class MILAAttention(RotaryAttention):
         return self._with_lepe(y, x, grid)
 
 
-class RankAugmentedAttention(RotaryAttention):
+class RALAAttention(RotaryAttention):
     """RALA: keys are weighted by what queries see on average, and the output is gated by a projection of the input.
 
     ``softmax`` takes softmax attention between turned queries and keys instead, with the same parameters. All heads

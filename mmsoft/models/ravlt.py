@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from mmsoft.layers import Mlp, RankAugmentedAttention
+from mmsoft.layers import Mlp, RALAAttention
 from mmsoft.ops import add_convolved, map_wise, position_frequencies, to_map, to_tokens
 from mmsoft.ops.checks import flag, whole
 from mmsoft.weights.renaming import renamer
@@ -157,7 +157,7 @@ class RAVLT(NormedPyramid):
         scale = SCALES.get(self.arch, (1.0,) * 4)[index]
         blocks = []
         for rate in drop_paths:
-            attn = RankAugmentedAttention(dim, heads, softmax)
+            attn = RALAAttention(dim, heads, softmax)
             mlp = ConvMlp(dim, int(3.5 * dim), self.recompute)
             blocks.append(RAVLTBlock(dim, attn, mlp, rate, scale))
         embed = _stem(self.in_channels, dim)
