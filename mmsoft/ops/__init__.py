@@ -5,7 +5,7 @@ from mmsoft.versions import require
 require('torch')
 
 from .attention import softmax_free_attention, softmax_free_attention_reference
-from .convolutions import conv_unit, window_conv, window_conv_reference
+from .convolutions import add_convolved, conv_unit, squeezed_convolution, window_conv, window_conv_reference
 from .dispatch import explain, kernels
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
@@ -48,6 +48,7 @@ from .rotary import (
 from .slices import map_wise, token_wise
 
 __all__ = [
+    'add_convolved',
     'add_depthwise',
     'add_head_convolution',
     'add_head_convolution_reference',
@@ -100,6 +101,7 @@ __all__ = [
     'softmax_free_attention_reference',
     'softmax_pinv',
     'softmax_pinv_reference',
+    'squeezed_convolution',
     'to_landmark_windows',
     'to_map',
     'to_multiples',
