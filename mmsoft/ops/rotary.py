@@ -138,7 +138,8 @@ def _rotary_attention_cpu(
     _check_shapes(q, k, v, rows, columns)
     slices = _Slices(q, rows, columns, compute_dtype(q, k, v))
     with no_autocast(q):
-        mean = sum(slices.features(q, part).sum(2) for part in slices.parts) / q.shape[2] if weighted else None
+        sums = [slices.features(q, part).sum(2) for part in slices.parts] if weighted else []
+        mean = torch.stack(sums).sum(0) / q.shape[2] if weighted else None
         matrix, total = _summed(slices, k, v, mean)
         y = v.new_empty(v.shape[0], v.shape[2], v.shape[1], v.shape[3]).transpose(1, 2)
         for part in slices.parts:
@@ -161,7 +162,8 @@ def _summed(slices: '_Slices', k: Tensor, v: Tensor, mean: Tensor | None) -> tup
             matrix += torch.matmul(slices.turned(features, part).transpose(2, 3), v[:, :, part].to(slices.dtype))
         return matrix / count, total / count
     # the softmax of all scores, of which the largest is known after the last slice
-    largest, norm = torch.full((batch, heads, 1, 1), -torch.inf, dtype=slices.dtype), 0.0
+    norm = torch.zeros(batch, heads, 1, 1, dtype=slices.dtype)
+    largest = torch.full_like(norm, -torch.inf)
     for part in slices.parts:
         features = slices.features(k, part)
         scores = torch.matmul(features, mean.unsqueeze(-1)) * width**-0.5  # (B, h, n, 1)
