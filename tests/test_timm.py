@@ -9,7 +9,8 @@ import sys
 import pytest
 import timm
 import torch
-from timm.models import load_checkpoint
+from backbones import CASES
+from timm.models import create_feature_extractor, get_graph_node_names, load_checkpoint
 
 import mmsoft.timm
 from mmsoft import models
@@ -66,6 +67,18 @@ def test_a_name_is_an_architecture(name):
     )
     if hasattr(model, 'position'):  # its table is as large as the images
         assert tuple(model.position.table.shape[1:3]) == pool
+
+
+@pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
+def test_features_are_extracted_of_models_that_timm_did_not_build(case):
+    """torch.fx keeps whole what looks at sizes, at any size."""
+    for model in (case.build().eval(), case.classify(num_classes=5).eval()):
+        _, nodes = get_graph_node_names(model)
+        outputs = create_feature_extractor(model, [nodes[-1]])
+        for size in ((96, 64), (70, 97)):
+            x = torch.randn(1, 3, *size)
+            expected = model(x) if case.classifier is type(model) else model(x)[-1]
+            assert torch.equal(outputs(x)[nodes[-1]], expected)
 
 
 def test_published_files_load_through_timm(golden, tmp_path):

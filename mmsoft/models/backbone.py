@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmsoft.ops.checks import choose, flag, whole
@@ -26,6 +26,8 @@ TABLES = ('position.table', 'relative_position_bias_table', 'cls_token', 'cls_po
 PYRAMID = 'pyramid.'
 # What init_cfg of the type Pretrained may say.
 PRETRAINED = ('type', 'checkpoint', 'map_location', 'trust', 'prefix', 'strict', 'new_head')
+
+fx.wrap('to_channels_last')  # it looks at sizes
 
 
 class Backbone(nn.Module):
