@@ -235,6 +235,11 @@ def is_graph() -> bool:
     return torch.compiler.is_compiling() or is_tracing() or IS_FX_TRACING()
 
 
+def is_symbol(*sizes: int) -> bool:
+    """Whether a graph is being exported in which one of these sizes is not a number yet."""
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
 def has_backward() -> bool:
     """Whether results are kept for gradients; a TorchScript trace holds the forward pass alone."""
     return torch.is_grad_enabled() and not is_tracing()
