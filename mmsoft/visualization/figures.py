@@ -232,9 +232,9 @@ def locality_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 
 
 def diagnosis_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
-    """A row a model, a panel a group of quantities, by layer."""
-    figure, axes = _figure(len(found), len(PANELS), (3.2, 2.8))
-    for (title, rows), panels in zip(found.items(), axes, strict=True):
+    """Two rows of panels a model, a panel a group of quantities, by layer."""
+    figure, axes = _figure(2 * len(found), len(PANELS) // 2, (3.2, 2.5))
+    for (title, rows), panels in zip(found.items(), axes.reshape(len(found), -1), strict=True):
         for (keys, what, logarithmic), panel in zip(PANELS, panels, strict=True):
             for key in keys:
                 points = [
