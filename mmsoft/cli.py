@@ -20,6 +20,7 @@ SCRIPTS = dict(
     train='train',
     test='test',
     predict='predict',
+    export='export',
     browse='browse_dataset',
     flops='get_flops',
     convert='convert_checkpoint',
@@ -27,6 +28,7 @@ SCRIPTS = dict(
     publish='publish_checkpoint',
     config='print_config',
     logs='analyze_logs',
+    visualize='visualize',
     zoo='model_zoo',
     benchmark='benchmark',
 )

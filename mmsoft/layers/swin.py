@@ -5,6 +5,7 @@ are cut for one image size.
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torchvision.models import swin_transformer as swin
 
 from mmsoft.ops import from_windows, to_multiples, to_windows
 from mmsoft.ops.checks import choose
+from mmsoft.ops.dispatch import is_symbol
 
 from .heads import grid_of
 
@@ -52,27 +54,30 @@ class WindowAttention(swin.ShiftedWindowAttention):
         shift = self._shift_of(height, width)
         x = to_multiples(x.unflatten(1, (height, width)), side)
         sides = x.shape[1], x.shape[2]
-        if any(shift):
+        if is_symbol(*shift) or any(shift):
             x = x.roll((-shift[0], -shift[1]), (1, 2))
         y = self._attend(to_windows(x, (side, side)).flatten(1, 2), sides, shift).unflatten(1, (side, side))
         y = from_windows(y, (sides[0] // side, sides[1] // side))
-        if any(shift):
+        if is_symbol(*shift) or any(shift):
             y = y.roll(shift, (1, 2))
         return y[:, :height, :width].flatten(1, 2)
 
     def _shift_of(self, height: int, width: int) -> tuple[int, int]:
         """Of rows and columns."""
         side, step = self.window_size[0], self.shift_size[0]
+        if not step:
+            return 0, 0
         if self.shift == 'by_side':
-            return (step if height > side else 0), (step if width > side else 0)
-        step = 0 if self.shift == 'large' and min(height, width) <= side else step
+            return step * _exceeds(height, side), step * _exceeds(width, side)
+        if self.shift == 'large':
+            step *= _exceeds(height, side) * _exceeds(width, side)
         return step, step
 
     def _attend(self, x: Tensor, sides: tuple[int, int], shift: tuple[int, int]) -> Tensor:
         """Windows (B * n, w * w, C) of a shifted map of these sides -> the same shape."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B * n, h, w * w, d)
         scores = (q * q.shape[-1] ** -0.5).matmul(k.transpose(-2, -1)) + self.get_relative_position_bias()
-        if any(shift):
+        if is_symbol(*shift) or any(shift):
             apart = self._apart(sides, shift, x.device)  # (n, w * w, w * w)
             scores = scores.unflatten(0, (-1, apart.shape[0])).masked_fill(apart.unsqueeze(1), -math.inf).flatten(0, 1)
         return self.proj(scores.softmax(-1).matmul(v).transpose(1, 2).flatten(2))
@@ -87,3 +92,8 @@ class WindowAttention(swin.ShiftedWindowAttention):
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size[0]}, shift={self.shift_size[0]}'
+
+
+def _exceeds(size: int, bound: int) -> int:
+    """1 or 0, by arithmetic, which the graph of a size that is a symbol keeps."""
+    return cast(int, torch.sym_min(torch.sym_max(size - bound, 0), 1)) if is_symbol(size) else int(size > bound)

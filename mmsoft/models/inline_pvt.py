@@ -17,7 +17,7 @@ from mmsoft.weights.shapes import STAGES, Weights, image_size
 from .archs import STRIDES, check_stages
 from .family import Family
 from .inline_archs import InLineArch, all_inline, resolve_inline_arch
-from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
+from .inline_weights import PAGE, InLineNames, read_arch, read_heads, timm_cfg
 from .options import PyramidOptions
 from .pyramid import Pyramid
 from .stage import Stage
@@ -121,12 +121,16 @@ _NAMES = InLineNames(
 )
 
 
+def _img_size(weights: Weights) -> tuple[int, int]:
+    return image_size(weights, 'stages.0.position.table', STRIDES[0])
+
+
 def _options(weights: Weights) -> dict[str, Any]:
     hidden = [weights[f'stages.{i}.blocks.0.mlp.fc1.weight'].shape for i in STAGES]  # (ratio * C, C)
     return dict(
         arch=read_arch(weights, [read_heads(weights, f'stages.{i}.blocks.0.attn.predictor') for i in STAGES]),
         in_channels=weights['stages.0.embed.proj.weight'].shape[1],
-        img_size=image_size(weights),
+        img_size=_img_size(weights),
         mlp_ratios=tuple(rows // columns for rows, columns in hidden),
     )
 
@@ -138,8 +142,11 @@ FAMILY = Family(
     archs=PVT_ARCHS,
     ours=('stages.0.embed.proj.weight', 'stages.0.position.table'),
     options=_options,
+    img_size=_img_size,
     unseen=dict(kernel='identity', embed_eps=1e-5),
     published=('patch_embed1.proj.weight', 'pos_embed1', 'block1.0.attn.residual.0.weight'),
+    page=PAGE,
+    fits='PVT fits inline_pvt_* of its size',
     to_ours=_NAMES.to_ours,
     to_published=_NAMES.to_published,
     timm_cfg=timm_cfg,

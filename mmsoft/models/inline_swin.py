@@ -20,7 +20,7 @@ from mmsoft.weights.shapes import STAGES, Weights
 from .archs import STRIDES
 from .family import Family
 from .inline_archs import InLineArch, doubling, resolve_inline_arch
-from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
+from .inline_weights import PAGE, InLineNames, read_arch, read_heads, timm_cfg
 from .options import PyramidOptions
 from .pyramid import Pyramid
 from .stage import Stage
@@ -165,6 +165,8 @@ FAMILY = Family(
     options=_options,
     unseen=dict(kernel='identity', shift='large'),
     published=('patch_embed.proj.weight', 'layers.0.blocks.0.attn.qkv.weight'),
+    page=PAGE,
+    fits='Swin fits inline_swin_* of its size',
     to_ours=_NAMES.to_ours,
     to_published=_NAMES.to_published,
     timm_cfg=timm_cfg,
