@@ -1,5 +1,6 @@
 """A model from pixels to answers as one module without a question that depends on values, for torch.export."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,6 +34,29 @@ class Whole(nn.Module):
             lack = [((side - 1) // self.multiple + 1) * self.multiple - side for side in images.shape[-2:]]
             images = F.pad(images, (0, lack[1], 0, lack[0]))
         return images.to(next(self.model.parameters()).dtype)
+
+
+class RawNetwork(Whole):
+    """Gives all that the dense head makes of the maps, in its own order, before any of it is decoded."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        features = self.model.extract_feat(self.normalised(images))
+        for name in HEADS:
+            if isinstance(head := getattr(self.model, name, None), nn.Module):
+                return tuple(_tensors(head(features)))
+        return tuple(features)
+
+
+HEADS = ('bbox_head', 'mask_head', 'rpn_head', 'decode_head')
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Of nested lists, in order."""
+    if isinstance(value, Tensor):
+        yield value.float()
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _tensors(entry)
 
 
 class WholeClassifier(Whole):
