@@ -74,9 +74,8 @@ def test_predicting_with_the_file_gives_the_same_files(exported, tmp_path):
     cv2.imwrite(str(picture), np.random.default_rng(4).integers(0, 256, (60, 90, 3), dtype=np.uint8))
     for name in ('model.pth', 'model.onnx'):
         assert predict(None, str(exported / name), [str(picture)], tmp_path / name, device='cpu').read == 1
-    ours, theirs = (
-        sorted(p.relative_to(tmp_path / n) for p in (tmp_path / n).rglob('*.*')) for n in ('model.pth', 'model.onnx')
-    )
+    folders = tmp_path / 'model.pth', tmp_path / 'model.onnx'
+    ours, theirs = (sorted(p.relative_to(folder) for p in folder.rglob('*.*')) for folder in folders)
     assert ours == theirs
     for name in ours:
         if name.suffix == '.png':
