@@ -24,6 +24,7 @@ SCRIPTS = dict(
     browse='browse_dataset',
     flops='get_flops',
     convert='convert_checkpoint',
+    linearize='linearize',
     publish='publish_checkpoint',
     config='print_config',
     logs='analyze_logs',

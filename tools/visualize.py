@@ -34,8 +34,6 @@ def main() -> None:
     args = _arguments()
     if args.config and not args.config.endswith(CONFIGS):  # what is left out is the config
         args.config, args.checkpoint, args.inputs = None, args.config, [args.checkpoint, *args.inputs]
-    if not args.inputs:
-        raise ValueError('no pictures: give files, folders or quoted patterns after the checkpoint')
     options = dict(device=args.device, trust=args.trust_checkpoint, options=args.cfg_options)
     files = visualize.pictures_of(args.inputs, args.most)
     viewers = [visualize.open_viewer(args.config, args.checkpoint, **options)]

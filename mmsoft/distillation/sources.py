@@ -213,11 +213,11 @@ def swin_from_weights(weights: Mapping[str, Tensor]) -> nn.Module:
         model = family.backbone(**options)
     else:
         model = family.classifier(**options, num_classes=ours['head.weight'].shape[0])
-    _load(model, ours, 'the file')
+    load_whole(model, ours, 'the file')
     return model.eval()
 
 
-def _load(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+def load_whole(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """All of them, or an error that names what does not fit."""
     own = {name: value.shape for name, value in model.state_dict().items() if not name.endswith(IGNORED)}
     found = {name: value.shape for name, value in weights.items() if not name.endswith(IGNORED)}
@@ -417,7 +417,7 @@ def pvt_from_weights(weights: Mapping[str, Tensor]) -> nn.Module:
         sr_ratios=[1 if kernel is None else kernel.shape[-1] for kernel in reductions],
         mlp_ratios=[weights[f'{p}.mlp.fc1.weight'].shape[0] // dim for p, dim in zip(places, dims, strict=True)],
     )
-    _load(model, pvt_convert(dict(weights)), 'the file')
+    load_whole(model, pvt_convert(dict(weights)), 'the file')
     for module in model.modules():  # the authors' norms are torch's own, except for those of layers
         if type(module).__name__ in ('PatchEmbed', 'SpatialReductionAttention') and isinstance(
             getattr(module, 'norm', None), nn.LayerNorm

@@ -21,6 +21,7 @@ from mmsoft.weights.sources import is_remote, where_published
 
 from .files import read_without_code
 from .parts import LOADERS, kind_of, walk_dicts
+from .plain import plain_config
 from .sizes import resize_pictures
 from .tasks import CLASSIFICATION, task_of
 
@@ -42,7 +43,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     if os.environ.get('MMSOFT_DATA') == '':
         raise ValueError('MMSOFT_DATA is set but empty; set it to the folder that holds the data sets, or unset it')
     read_without_code()
-    cfg = Config.fromfile(path)
+    cfg = plain_config(Config.fromfile(path))
     old_root = cfg.get('data_root')
     _reject_unknown_options(cfg, options or {})
     cfg.merge_from_dict(dict(options or {}))

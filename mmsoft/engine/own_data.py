@@ -61,23 +61,23 @@ def use_own_data(
     unless the run that wrote the checkpoint was on it, or the data itself says what is for testing. ``trust`` permits
     a checkpoint that may run code.
     """
-    task, message = task_of(cfg), [None, None]
+    task, own, problem = task_of(cfg), None, None
     if is_main_process():
         try:
-            message[0] = _make(task, Path(data), Path(work_dir), checkpoint, trust)
-        except (OSError, ValueError, RuntimeError) as error:
-            message[1] = error
-    problem = message[1]
-    message[1] = problem and str(problem)
+            own = _make(task, Path(data), Path(work_dir), checkpoint, trust)
+            _apply(cfg, task, own)
+            _draw(cfg, Path(own['folder']))
+            cfg.dump(Path(work_dir, Path(cfg.filename or 'config.py').with_suffix('.py').name))
+        except Exception as error:  # the others must not wait
+            problem = error
+    message = [own, problem is not None]
     broadcast_object_list(message)
     if problem is not None:
         raise problem
     if message[1]:
         raise SystemExit(1)
-    _apply(cfg, task, message[0])
-    if is_main_process():
-        _draw(cfg, Path(message[0]['folder']))
-        cfg.dump(Path(work_dir, Path(cfg.filename or 'config.py').with_suffix('.py').name))
+    if not is_main_process():
+        _apply(cfg, task, message[0])
 
 
 def _make(task: Task, data: Path, work_dir: Path, checkpoint: str | None, trust: bool) -> dict[str, Any]:

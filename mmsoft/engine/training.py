@@ -322,7 +322,7 @@ def _resume_from(cfg: Config, resume: str | None, source: str | None) -> None:
 def _use_amp(cfg: Config) -> None:
     """float16 with a scaled loss on accelerators, bfloat16 on CPUs."""
     optim_wrapper = cfg.optim_wrapper
-    if optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper'):
+    if kind_of(optim_wrapper) not in ('OptimWrapper', 'AmpOptimWrapper', 'CpuAmpOptimWrapper'):
         raise ValueError(f'--amp works with OptimWrapper; the config has {optim_wrapper.type}')
     if get_device() == 'cpu' and has_regions(cfg.model):
         raise ValueError(

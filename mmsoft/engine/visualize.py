@@ -128,6 +128,8 @@ def open_viewer(
 
 def pictures_of(inputs: Sequence[str], most: int | None = None) -> list[Path]:
     """The pictures of files, folders and patterns, at most so many of them."""
+    if not inputs:
+        raise ValueError('no pictures: give files, folders or quoted patterns after the checkpoint')
     files = [file for file in find_inputs(inputs).values() if not is_video(file)]
     if not files:
         raise ValueError(f'{", ".join(inputs)}: videos alone; give pictures')
@@ -218,7 +220,7 @@ def show_attention(
                     figures.Panels(f'{viewer.title}\n{query[0]:g} {query[1]:g}', seen.picture, seen.sides, maps)
                 )
                 arrays |= {f'model{number}/query{index + 1}/{m.layer}': m.weights for m in maps}
-            arrays |= {f'model{number}/landmarks/{m.layer}': m.landmarks for m in found}
+            arrays |= {f'model{number}/landmarks/{m.layer}': m.landmarks for m in found if len(m.landmarks)}
         arrays['queries'] = np.array(queries)
         arrays['models'] = np.array([viewer.title for viewer in request.viewers])
         for head in heads or (None,):

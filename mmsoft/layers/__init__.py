@@ -15,8 +15,9 @@ from .linformer_attention import LinformerAttention
 from .nystromformer_attention import NystromformerAttention
 from .patch_embed import ConvUnit, PatchEmbed, embedded_size, stem
 from .performer_attention import PerformerAttention, redraw_features
+from .polaformer_attention import PolaFormerAttention
 from .position import PositionTable, resize_table
-from .rotary_attention import MILAAttention, RankAugmentedAttention
+from .rotary_attention import MILAAttention, RALAAttention
 from .simple_pyramid import OutputNorms, SimplePyramid
 from .soft_attention import SoftAttention
 from .softmax_attention import SoftmaxAttention
@@ -37,10 +38,11 @@ __all__ = [
     'PatchEmbed',
     'PatchMerging',
     'PerformerAttention',
+    'PolaFormerAttention',
     'PositionTable',
     'PostNormBlock',
     'PreNormBlock',
-    'RankAugmentedAttention',
+    'RALAAttention',
     'SimplePyramid',
     'SoftAttention',
     'SoftmaxAttention',

@@ -1,10 +1,9 @@
 """Transformer layers: attention and MLP, each with a residual and a LayerNorm before or after it."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from mmsoft.ops import add_norm, add_residual, gelu_tanh, token_wise
+from mmsoft.ops import add_norm, add_residual, linear_gelu, token_wise
 from mmsoft.ops.checks import choose
 from mmsoft.ops.dispatch import has_backward
 
@@ -30,8 +29,7 @@ class Mlp(nn.Module):
         return token_wise(x, function=self._run, module=self, hidden=self.hidden, recompute=self.recompute)
 
     def _run(self, x: Tensor) -> Tensor:
-        hidden = self.fc1(x)
-        return self.fc2(gelu_tanh(hidden) if self.approximate == 'tanh' else F.gelu(hidden))
+        return self.fc2(linear_gelu(x, self.fc1, Linear, self.approximate))
 
     def extra_repr(self) -> str:
         return f'gelu={self.approximate}, recompute={self.recompute}'

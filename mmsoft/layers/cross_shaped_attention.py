@@ -15,6 +15,7 @@ from mmsoft.ops import (
     inline_attention,
     to_multiples,
     to_windows,
+    to_windows_together,
 )
 from mmsoft.ops.checks import choose
 
@@ -63,7 +64,10 @@ class StripeBranch(Branch):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
         height, width = v.shape[1], v.shape[2]
         stripe = (height, self.split) if self.vertical else (self.split, width)
-        q, k, v = to_windows(q, stripe), to_windows(k, stripe), to_windows(v, stripe)
+        if self.vertical:  # one copy brings all three to windows
+            q, k, v = to_windows_together((q, k, v), stripe)
+        else:
+            q, k, v = to_windows(q, stripe), to_windows(k, stripe), to_windows(v, stripe)
         y = F.scaled_dot_product_attention(self._heads(q), self._heads(k), self._heads(v))
         return from_windows(self._map(y, v) + self._lepe(v), (height // stripe[0], width // stripe[1]))
 
@@ -124,9 +128,13 @@ class CrossShapedAttention(nn.Module):
         if source is None:
             source = x
         height, width = grid_of(x, grid)
-        q, k, v = self.qkv(to_multiples(x.unflatten(1, (height, width)), self.multiple)).chunk(3, -1)
-        shares = zip(*(t.chunk(len(self.branches), -1) for t in (q, k, v, source)), strict=True)
-        parts = [branch(*share) for branch, share in zip(self.branches, shares, strict=True)]
+        qkv = self.qkv(to_multiples(x.unflatten(1, (height, width)), self.multiple))
+        shares = qkv.unflatten(-1, (3, len(self.branches), -1)).unbind(-2)  # (B, H, W, 3, C / branches) each
+        sources = source.chunk(len(self.branches), -1)
+        parts = [
+            branch(*share.unbind(-2), source)
+            for branch, share, source in zip(self.branches, shares, sources, strict=True)
+        ]
         return self.proj(torch.cat(parts, -1)[:, :height, :width].flatten(1, 2))
 
 

@@ -42,18 +42,19 @@ class MILAAttention(RotaryAttention):
             raise ValueError(
                 f'MILA turns pairs of channels: dim ({dim}) must be a multiple of 4, and of 2 num_heads ({num_heads})'
             )
+        self.frequencies = dim // 4
         self.qk = Linear(dim, 2 * dim)
 
     def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid = grid_of(x, grid)
         q, k = self.qk(x).chunk(2, -1)
-        angles = position_angles(grid, x.shape[-1] // 4, False, x.device)
+        angles = position_angles(grid, self.frequencies, False, x.device)
         y = rotary_attention(self._split(q), self._split(k), self._split(x), *angles)
         return self._with_lepe(y, x, grid)
 
 
-class RankAugmentedAttention(RotaryAttention):
+class RALAAttention(RotaryAttention):
     """RALA: keys are weighted by what queries see on average, and the output is gated by a projection of the input.
 
     ``softmax`` takes softmax attention between turned queries and keys instead, with the same parameters. All heads
@@ -67,7 +68,7 @@ class RankAugmentedAttention(RotaryAttention):
                 f'RALA turns pairs of channels of both halves of a head: dim ({dim}) must be a multiple of 4 num_heads '
                 f'({num_heads})'
             )
-        self.softmax = softmax
+        self.softmax, self.frequencies = softmax, dim // (4 * num_heads)
         self.qkvo = Linear(dim, 4 * dim)
         self.proj = Linear(dim, dim)
 
@@ -75,7 +76,7 @@ class RankAugmentedAttention(RotaryAttention):
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid = grid_of(x, grid)
         q, k, v, gate = self.qkvo(x).chunk(4, -1)
-        angles = position_angles(grid, x.shape[-1] // (4 * self.num_heads), True, x.device)
+        angles = position_angles(grid, self.frequencies, True, x.device)
         heads = self._split(q), self._split(k), self._split(v)
         if self.softmax:
             q, k = (rotate(heads[i], *angles).to(v.dtype) for i in (0, 1))

@@ -243,8 +243,9 @@ def rising_indices(out_indices: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def is_pretrained(cfg: dict) -> bool:
-    """MMEngine takes the initialiser by name or as its class."""
-    return getattr(cfg.get('type'), '__name__', cfg.get('type')) in ('Pretrained', 'PretrainedInit')
+    """MMEngine takes the initialiser by name, with or without its library, or as its class."""
+    kind = cfg.get('type')
+    return str(getattr(kind, '__name__', kind)).split('.')[-1] in ('Pretrained', 'PretrainedInit')
 
 
 def init_linear(module: nn.Module) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from mmsoft.layers import Linear, MILAAttention, Mlp
-from mmsoft.ops import lacking, to_map, to_tokens
+from mmsoft.ops import add_convolved, lacking, squeezed_convolution, to_map, to_tokens
 from mmsoft.ops.checks import flag
 from mmsoft.weights.renaming import renamer
 from mmsoft.weights.shapes import STAGES, Weights, depths
@@ -39,7 +39,7 @@ HIDDEN = 8  # channels within a merging, over those of the stage before
 
 def _unit(in_channels: int, dim: int, kernel: int, stride: int, *, relu: bool = True) -> nn.Sequential:
     conv = nn.Conv2d(in_channels, dim, kernel, stride, kernel // 2, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(dim), *([nn.ReLU()] if relu else []))
+    return nn.Sequential(conv, nn.BatchNorm2d(dim), *([nn.ReLU(inplace=True)] if relu else []))
 
 
 def _filled(x: Tensor, multiple: int) -> Tensor:
@@ -76,8 +76,7 @@ class MILAMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C', H, W) -> (B, C, H / 2, W / 2), rounded up; what an odd map lacks goes through all of it."""
-        x = F.relu(self.expand(_filled(x, 2)))
-        return self.norm(self.project(F.relu(self.reduce(x))))
+        return self.norm(squeezed_convolution(_filled(x, 2), self.expand, self.reduce, self.project))
 
 
 class MILABlock(nn.Module):
@@ -99,16 +98,12 @@ class MILABlock(nn.Module):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> the same shape."""
-        x = x + _over(self.cpe1, x, grid)
+        x = to_tokens(add_convolved(to_map(x, grid), self.cpe1))
         u = self.norm1(x)
-        mixed = self.attn(F.silu(_over(self.dwc, self.in_proj(u), grid)), grid)
+        mixed = self.attn(F.silu(to_tokens(self.dwc(to_map(self.in_proj(u), grid)))), grid)
         x = x + self.drop_path(self.out_proj(mixed * F.silu(self.act_proj(u))))
-        x = x + _over(self.cpe2, x, grid)
+        x = to_tokens(add_convolved(to_map(x, grid), self.cpe2))
         return x + self.drop_path(self.mlp(self.norm2(x)))
-
-
-def _over(conv: nn.Conv2d, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    return to_tokens(conv(to_map(x, grid)))
 
 
 class MILAOptions(PyramidOptions, total=False):

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from mmsoft.layers import Mlp, RankAugmentedAttention
-from mmsoft.ops import map_wise, position_frequencies, to_map, to_tokens
+from mmsoft.layers import Mlp, RALAAttention
+from mmsoft.ops import add_convolved, map_wise, position_frequencies, to_map, to_tokens
 from mmsoft.ops.checks import flag, whole
 from mmsoft.weights.renaming import renamer
 from mmsoft.weights.shapes import STAGES, Weights, depths
@@ -86,7 +86,7 @@ class ConvMlp(Mlp):
 
     def _mix(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         hidden = F.gelu(self.fc1(x))
-        return self.fc2(hidden + _over(self.dwconv, hidden, grid))
+        return self.fc2(to_tokens(add_convolved(to_map(hidden, grid), self.dwconv)))
 
 
 class RAVLTBlock(nn.Module):
@@ -105,13 +105,9 @@ class RAVLTBlock(nn.Module):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> the same shape."""
-        x = x + _over(self.pos, x, grid)
+        x = to_tokens(add_convolved(to_map(x, grid), self.pos))
         x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), grid))
         return x + self.drop_path(self.gamma_2 * self.mlp(self.norm2(x), grid))
-
-
-def _over(conv: nn.Conv2d, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    return to_tokens(conv(to_map(x, grid)))
 
 
 def _stem(in_channels: int, dim: int) -> nn.Sequential:
@@ -161,7 +157,7 @@ class RAVLT(NormedPyramid):
         scale = SCALES.get(self.arch, (1.0,) * 4)[index]
         blocks = []
         for rate in drop_paths:
-            attn = RankAugmentedAttention(dim, heads, softmax)
+            attn = RALAAttention(dim, heads, softmax)
             mlp = ConvMlp(dim, int(3.5 * dim), self.recompute)
             blocks.append(RAVLTBlock(dim, attn, mlp, rate, scale))
         embed = _stem(self.in_channels, dim)

@@ -73,7 +73,8 @@ class SOFT(Pyramid):
             is PVT's spatial reduction; symmetric=False), ``'linformer'`` (num_mixtures=49; img_size fixes its length,
             see its layer), ``'performer'`` (num_features=64, seed=0), ``'nystromformer'`` (iterations=6,
             sampling='avg_pool', or another of landmark_sampling), ``'linear'`` (kernel='elu', 'relu' or 'exp'),
-            ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp'; local=True). Newton's options and
+            ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp'; local=True), ``'rala'``, ``'mila'`` (whose
+            values are the tokens: nothing but the MLP mixes channels), ``'polaformer'``. Newton's options and
             landmark_sampling below are the Gaussian two's, num_landmarks and landmark_seed nystromformer's as well.
         pyramid: False keeps one map at stride 16, with stage 3's width and heads, through all layers; all four outputs
             are at that stride, and ``attn`` is for all layers.

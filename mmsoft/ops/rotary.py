@@ -4,11 +4,13 @@ Han et al., "Demystify Mamba in Vision: A Linear Attention Perspective", NeurIPS
 Fan et al., "Breaking the Low-Rank Dilemma of Linear Attention", CVPR 2025 (RALA).
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from .checks import check, compute_dtype, saturating_cast
-from .dispatch import no_autocast, operator
+from .dispatch import eager_cpu, no_autocast, operator
 
 BASE = 10000.0  # of the frequencies
 EPSILON = 1e-6  # added to a query's sum of weights
@@ -116,6 +118,98 @@ def rotary_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Ten
             total, matrix = k.mean(2), torch.matmul(turned.transpose(-1, -2), v.to(dtype)) / k.shape[2]
         sums = torch.matmul(q, total.unsqueeze(-1)) + EPSILON  # (B, h, N, 1)
         return saturating_cast(torch.matmul(rotate(q, rows, columns), matrix) / sums, v.dtype)
+
+
+def _against_slices(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, weighted: bool = False
+) -> str | None:
+    if reason := eager_cpu(q):
+        return reason
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return 'gradients are kept'
+    return None if q.numel() and v.numel() else 'there are no tokens'
+
+
+@rotary_attention.also('cpu', _against_slices)
+def _rotary_attention_cpu(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, weighted: bool = False
+) -> Tensor:
+    """Whole rows of the map at a time, in a CPU's cache: no map of features, turned ones or weights ever exists."""
+    _check_shapes(q, k, v, rows, columns)
+    slices = _Slices(q, rows, columns, compute_dtype(q, k, v))
+    with no_autocast(q):
+        mean = sum(slices.features(q, part).sum(2) for part in slices.parts) / q.shape[2] if weighted else None
+        matrix, total = _summed(slices, k, v, mean)
+        y = v.new_empty(v.shape[0], v.shape[2], v.shape[1], v.shape[3]).transpose(1, 2)
+        for part in slices.parts:
+            features = slices.features(q, part)
+            sums = torch.matmul(features, total.unsqueeze(-1)) + EPSILON
+            found = torch.matmul(slices.turned(features, part), matrix) / sums
+            y[:, :, part] = saturating_cast(found, v.dtype)
+        return y
+
+
+def _summed(slices: '_Slices', k: Tensor, v: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor]:
+    """S (B, h, d, e) and s (B, h, d), with weights 1 / N, or by ``mean`` (B, h, d) of the queries' features."""
+    batch, heads, count, width = k.shape
+    matrix = torch.zeros(batch, heads, width, v.shape[-1], dtype=slices.dtype)
+    total = torch.zeros(batch, heads, width, dtype=slices.dtype)
+    if mean is None:
+        for part in slices.parts:
+            features = slices.features(k, part)
+            total += features.sum(2)
+            matrix += torch.matmul(slices.turned(features, part).transpose(2, 3), v[:, :, part].to(slices.dtype))
+        return matrix / count, total / count
+    # the softmax of all scores, of which the largest is known after the last slice
+    largest, norm = torch.full((batch, heads, 1, 1), -torch.inf, dtype=slices.dtype), 0.0
+    for part in slices.parts:
+        features = slices.features(k, part)
+        scores = torch.matmul(features, mean.unsqueeze(-1)) * width**-0.5  # (B, h, n, 1)
+        before, largest = largest, torch.maximum(largest, scores.amax(2, keepdim=True))
+        fade, share = (before - largest).exp(), (scores - largest).exp()
+        features = features.mul_(share)
+        norm = norm * fade + share.sum(2, keepdim=True)
+        total = total * fade.squeeze(-1) + features.sum(2)
+        turned = slices.turned(features, part).transpose(2, 3)
+        matrix = matrix * fade + torch.matmul(turned, v[:, :, part].to(slices.dtype))
+    return matrix / norm, total / norm.squeeze(-1)
+
+
+class _Slices:
+    """Where tokens are cut, and what is made of a slice (B, h, n, d)."""
+
+    def __init__(self, x: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> None:
+        turns = [torch.polar(torch.ones_like(angles), angles) for angles in (rows.to(dtype), columns.to(dtype))]
+        (self.rows, self.columns), self.dtype = turns, dtype
+        self.leading, count = x.shape[2] - len(rows) * len(columns), x.shape[0] * x.shape[1] * x.shape[3]
+        self.height = max(SLICE // (count * len(columns)), 1)  # rows of a slice
+        self.parts = [*self._parts()]
+
+    def _parts(self) -> Iterator[slice]:
+        if self.leading:
+            yield slice(0, self.leading)
+        width = len(self.columns)
+        for row in range(0, len(self.rows), self.height):
+            end = min(row + self.height, len(self.rows))
+            yield slice(self.leading + row * width, self.leading + end * width)
+
+    def features(self, x: Tensor, part: slice) -> Tensor:
+        """phi of a slice, whose channels of all heads lie together."""
+        x = x[:, :, part].transpose(1, 2).to(self.dtype).contiguous()
+        return x.clamp(max=0).exp_().add_(x.clamp(min=0)).transpose(1, 2)
+
+    def turned(self, x: Tensor, part: slice) -> Tensor:
+        """The features, turned in place, where the neighbours that turn are complex numbers."""
+        if part.start < self.leading:
+            return x
+        first, width = (part.start - self.leading) // len(self.columns), len(self.columns)
+        count, channels = self.rows.shape[1], x.shape[1] * x.shape[3]
+        pairs = torch.view_as_complex(
+            x.transpose(1, 2).view(x.shape[0], -1, width, channels // (4 * count), 2, count, 2)
+        )
+        pairs[..., 0, :].mul_(self.rows[first : first + pairs.shape[1], None, None])
+        pairs[..., 1, :].mul_(self.columns[:, None])
+        return x
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor) -> None:

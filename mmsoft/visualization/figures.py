@@ -234,7 +234,11 @@ def diagnosis_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
     for (title, rows), panels in zip(found.items(), axes, strict=True):
         for (keys, what, logarithmic), panel in zip(PANELS, panels, strict=True):
             for key in keys:
-                points = [(number, row[key]) for number, row in enumerate(rows, start=1) if key in row]
+                points = [
+                    (number, row[key])
+                    for number, row in enumerate(rows, start=1)
+                    if key in row and (row[key] or not logarithmic)
+                ]
                 if points:
                     panel.plot(*zip(*points, strict=True), marker='.', label=key)
             if logarithmic:
@@ -244,6 +248,8 @@ def diagnosis_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
             panel.grid(alpha=0.3)
             if panel.lines:
                 panel.legend(fontsize=6)
+            else:
+                panel.set_axis_off()
     return figure
 
 

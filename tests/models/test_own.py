@@ -106,7 +106,7 @@ def names_of_families():
         (dict(timm_cfg=lambda arch: 1 / 0), 'division by zero'),
         (dict(ours=()), "family 'Net' needs `ours`, names by which its weights are known"),
     ],
-    ids=str,
+    ids=('title', 'class', 'name', 'timm', 'registry', 'timm_cfg', 'weights'),
 )
 def test_families_that_cannot_be_registered(options, message):
     usual = dict(title='Net', backbone=Net, classifier=NetClassifier, archs=dict(tiny=()), ours=('a.b',), options=dict)

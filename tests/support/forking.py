@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 LOADED = ('torch.distributed', 'torchvision', 'mmengine.runner', 'matplotlib.pyplot', 'scipy.stats', 'shapely')
+LONGEST = 600  # seconds, after which a process has hung
 _waiting: list[subprocess.Popen] = []
 
 
@@ -70,6 +71,7 @@ def _become(job: dict) -> None:
         file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, number)
         os.close(file)
+    signal.alarm(LONGEST)
     os.environ.clear()
     os.environ.update(job['environment'])
     os.chdir(job['folder'])

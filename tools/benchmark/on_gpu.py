@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Identity, LayerNorm, Module
+from torch.nn import Identity, LayerNorm, Linear, Module
 
 from mmsoft.ops.dispatch import OPERATORS, PORTABLE, Operator, explain, kernels
 
@@ -35,6 +35,14 @@ SHAPES: dict[str, tuple[Callable[[Any], tuple], ...]] = dict(
     add_norm=(
         lambda r: (r(2, 5, 8), r(2, 5, 8), LayerNorm(8), Identity()),
         lambda r: (r(2, 3136, 384), r(2, 3136, 384), LayerNorm(384), Identity()),
+    ),
+    add_head_convolution=(
+        lambda r: (r(2, 21, 6), r(2, 21, 6), r(3, 1, 3, 5), (4, 5)),
+        lambda r: (r(2, 3136, 96), r(2, 3136, 96), r(3, 1, 9, 9), (56, 56)),
+    ),
+    linear_gelu=(
+        lambda r: (r(2, 5, 8), Linear(8, 12), Linear, 'none'),
+        lambda r: (r(2, 3136, 96), Linear(96, 384), Linear, 'tanh'),
     ),
     dynamic_depthwise=(
         lambda r: (r(2, 4, 6, 5), r(2, 4, 3, 3)),

@@ -15,7 +15,7 @@ from PIL import Image
 from mmsoft.datasets.class_folders import SUFFIXES
 from mmsoft.datasets.reading import check_file, check_sides
 
-from .found import PARTS, Faults, Found, OwnDataError, Place, folder_part, tally
+from .found import PARTS, Faults, Found, OwnDataError, Place, folder_part, numbers, tally
 
 _NOT_DATA = ('__MACOSX', 'work_dirs')
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that swap the sides
@@ -104,14 +104,20 @@ class Tree:
     def check_size(self, name: str, told: tuple[Any, Any], place: Place) -> None:
         """A fault if annotations tell another size than the picture has: they are of another version of it."""
         size = self.size(name)
-        if size is None or not all(told) or tuple(map(int, told)) == size:
+        if size is None or not all(told):
             return
-        turned = '; it is perhaps turned by its EXIF' if tuple(map(int, told)) == size[::-1] else ''
-        self.faults.add(
-            place,
-            f'{name!r} is annotated at {told[0]} x {told[1]} pixels, but has {size[0]} x {size[1]}{turned}: '
-            'use the picture that was annotated',
-        )
+        try:
+            width, height = map(int, numbers(told))
+        except ValueError as error:
+            self.faults.add(place, f'its width and height: {error}')
+            return
+        if (width, height) != size:
+            turned = '; it is perhaps turned by its EXIF' if (height, width) == size else ''
+            self.faults.add(
+                place,
+                f'{name!r} is annotated at {width} x {height} pixels, but has {size[0]} x {size[1]}{turned}: '
+                'use the picture that was annotated',
+            )
 
     def text(self, name: str) -> str:
         try:
@@ -151,12 +157,11 @@ class Tree:
         """A file of classes and its lines, without empty ones and remarks; the names of a YAML file go first."""
         for name, content in self.yaml.items():
             names = content['names']
-            if isinstance(names, dict):
-                try:
-                    names = [names[number] for number in range(len(names))]
-                except KeyError as error:
-                    self.faults.add(self.root / name, f'its names have no number {error}: count from 0 without gaps')
-                    continue
+            if isinstance(names, dict) and set(names) == set(range(len(names))):
+                names = [names[number] for number in range(len(names))]
+            if not isinstance(names, list):
+                self.faults.add(self.root / name, 'names must be a list, or a name for each number from 0 on')
+                continue
             return name, [str(entry).strip() for entry in names]
         for name in self.with_suffix('.txt', '.names', '.labels', '.csv'):
             if PurePosixPath(name).stem.lower() in _NAME_FILES:

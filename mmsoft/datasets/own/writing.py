@@ -23,6 +23,10 @@ def write(found: Found, folder: Path, task: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if task == 'labels':
         _name_background(found)
+        if len(found.classes) > UNLABELLED:
+            raise OwnDataError(
+                f'{len(found.classes)} classes are more than the {UNLABELLED} that a label map tells apart'
+            )
         for picture in found.pictures:
             if picture.path != picture.path.strip() or '\n' in picture.path:  # mmsegmentation strips the lines of lists
                 raise OwnDataError(f'{picture.path!r} begins or ends with a blank, or has a line break: rename it')
