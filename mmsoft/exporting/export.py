@@ -15,7 +15,7 @@ from mmsoft.engine.predictor import Predictor
 from mmsoft.weights.writing import whole_file
 
 from .building import ExportError, raw_model, whole_model
-from .graph import ProgramRuntime, make_graph, write_onnx, write_pt2
+from .graph import ProgramRuntime, least_side, make_graph, write_onnx, write_pt2
 from .parity import TOLERANCES, Row, check, compare, compare_raw, pictures_of, table
 
 SUFFIXES = ('.onnx', '.pt2')
@@ -48,7 +48,7 @@ def export(
         task='raw' if raw else predictor.task.name,
         classes=list(predictor.meta['classes']),
         palette=predictor.meta['palette'],
-        preprocessing=steps,
+        preprocessing=steps if 'crop' in steps else dict(steps, least=least_side(whole)),
         precision=precision,
         dataset=_dataset(predictor.cfg),
     )

@@ -39,7 +39,8 @@ def make_graph(whole: Whole, side: tuple[int, int] | None, torch_alone: bool = F
     images = torch.rand(2, 3, *(side or EXAMPLE)) * 255
     free: dict[int, Any] = {0: Dim('batch', min=1, max=4096)}
     if side is None:
-        free |= {2: Dim('height', min=1, max=16384), 3: Dim('width', min=1, max=16384)}
+        least = least_side(whole)
+        free |= {2: Dim('height', min=least, max=16384), 3: Dim('width', min=least, max=16384)}
     inputs, shapes = (images,), (free,)
     if takes_size(whole):
         inputs, shapes = (images, torch.tensor([300, 420])), (free, None)
@@ -127,6 +128,11 @@ class ProgramRuntime:
         with torch.no_grad():
             found = self.program(*map(torch.from_numpy, inputs.values()))
         return [value.numpy() for value in (found if isinstance(found, (tuple, list)) else [found])]
+
+
+def least_side(whole: Whole) -> int:
+    """Of what is not padded to whole strides, the least side of which every map has two pixels."""
+    return 1 if whole.multiple >= 32 else 17
 
 
 def takes_size(whole: Whole) -> bool:

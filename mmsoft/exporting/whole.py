@@ -190,7 +190,7 @@ class WholeTwoStage(WholeDetector):
         boxes = torch.cat((numbers.unsqueeze(1).float(), boxes), 1)
         masks = roi.mask_head(self._regions(features, boxes, roi.mask_roi_extractor)).float().sigmoid()
         if not roi.mask_head.class_agnostic:
-            masks = masks[torch.arange(len(labels), device=labels.device), labels].unsqueeze(1)
+            masks = masks.gather(1, labels.view(-1, 1, 1, 1).expand(-1, 1, *masks.shape[2:]))
         return paste(masks[:, 0], own, *size.unbind()) >= self.model.test_cfg.rcnn.mask_thr_binary
 
 
