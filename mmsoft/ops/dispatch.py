@@ -25,6 +25,7 @@ PORTABLE = 'portable'
 VARIABLE = 'MMSOFT_KERNELS'
 # torch 2.6 cannot tell export from compilation
 IS_EXPORTING: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
+TELLS_EXPORT = hasattr(torch.compiler, 'is_exporting')
 # torch 2.6 asks by an older name; what both read is a flag until torch 2.13 and a value of the thread since
 IS_FX_TRACING: Callable[[], bool] = getattr(_symbolic_trace, 'is_fx_symbolic_tracing', _symbolic_trace.is_fx_tracing)
 OLDEST_TRITON = (3, 7)  # torch 2.12 brings it
@@ -238,6 +239,18 @@ def not_plain(*tensors: Tensor | None) -> str | None:
 def is_graph() -> bool:
     """Whether a graph is being made: by torch.compile, torch.export, ONNX's or TorchScript's tracer, or torch.fx."""
     return torch.compiler.is_compiling() or is_tracing() or IS_FX_TRACING()
+
+
+def refuse_open_size(x: Tensor) -> None:
+    """Raise while a program is exported in which the height or width of images (B, C, H, W) is left open.
+
+    Landmarks, windows and position tables depend on them, and would be those of the example at every size.
+    """
+    if TELLS_EXPORT and IS_EXPORTING() and any(isinstance(side, torch.SymInt) for side in x.shape[2:]):
+        raise ValueError(
+            'height and width cannot be left open in an export: what depends on them would be wrong at other sizes '
+            'than that of the example; export one program a size, with the batch alone dynamic'
+        )
 
 
 def has_backward() -> bool:
