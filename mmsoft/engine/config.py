@@ -1,5 +1,6 @@
 """Configs made ready to run: options merged, data and weights checked, faults and interruptions provided for."""
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,8 @@ from mmsoft.checkpoints import CheckpointError
 from mmsoft.datasets.layout import check_dataset, check_evaluator, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import Backbone, is_pretrained
+from mmsoft.models.family import our_family
 from mmsoft.registry import MODELS
-from mmsoft.weights.shapes import image_size
 from mmsoft.weights.sources import is_remote, where_published
 
 from .files import read_without_code
@@ -198,11 +199,15 @@ def _has_tables(cfg: Config) -> bool:
     return isinstance(kind, type) and issubclass(kind, Backbone)
 
 
-def take_table_size(cfg: Config, weights: Mapping[str, Tensor]) -> None:
-    """Position tables as large as in these weights: they are resized once, to the pictures."""
-    size = image_size({name.removeprefix('backbone.'): value for name, value in weights.items()})
+def model_for(cfg: Config, weights: Mapping[str, Tensor]) -> ConfigDict:
+    """The config's model, with position tables as large as in these weights: they are resized once, to the pictures."""
+    weights = {name.removeprefix('backbone.'): value for name, value in weights.items()}
+    family = our_family(weights)
+    size = family.img_size(weights) if family else None
+    model = copy.deepcopy(cfg.model)
     if size and _has_tables(cfg):
-        cfg.model.backbone.img_size = list(size)
+        model.backbone.img_size = list(size)
+    return model
 
 
 def check_levels(cfg: Config) -> None:

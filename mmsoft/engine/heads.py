@@ -82,12 +82,17 @@ def set_counts(cfg: Config, counts: Mapping[str, int]) -> None:
 
 def _misfits(cfg: Config, mode: str) -> Iterator[tuple[str, Mapping[str, Any], dict[str, int]]]:
     """Of each data set that heads do not fit: its kind, its metainfo, and what the heads' counts should be."""
-    found = {} if 'language_model' in cfg.model else dict(head_counts(cfg.model))
     for kind, meta in class_lists(cfg[f'{mode}_dataloader'].dataset):
-        wanted = {name: _wanted(name.rpartition('.')[2], meta) for name in found}
-        wrong = {name: count for name, count in wanted.items() if count != found[name]}
+        wrong = misfits(cfg, meta)
         if wrong:
             yield kind, meta, wrong
+
+
+def misfits(cfg: Config, meta: Mapping[str, Any]) -> dict[str, int]:
+    """Dotted names of the counts that do not fit these classes, and what they should be."""
+    found = {} if 'language_model' in cfg.model else dict(head_counts(cfg.model))
+    wanted = {name: _wanted(name.rpartition('.')[2], meta) for name in found}
+    return {name: count for name, count in wanted.items() if count != found[name]}
 
 
 def _weights(cfg: Config, changed: Mapping[str, int]) -> dict[str, list]:

@@ -39,10 +39,10 @@ from .config import (
     check_pretrained,
     check_sizes,
     guard_files,
+    model_for,
     only_for_classifiers,
     set_img_size,
     start_from,
-    take_table_size,
     without_pretrained,
 )
 from .fine_tuning import fresh_layers
@@ -51,6 +51,7 @@ from .heads import fit_heads
 from .hooks import DrawPredictions
 from .launch import start_processes
 from .lock import lock_work_dir
+from .own_data import use_own_data
 from .parts import kind_of
 from .results import dump_whole, write_whole
 from .resuming import unwrapped
@@ -80,6 +81,7 @@ def train(
     img_size: int | Sequence[int] | None = None,
     save_every: str | None = None,
     resume_anyway: bool = False,
+    data: str | None = None,
     epochs: int | None = None,
     batch: int | None = None,
 ) -> Runner:
@@ -90,12 +92,15 @@ def train(
     ``fine_tune`` is a checkpoint from which a model starts, except for layers of classes that differ from the data's;
     ``linear_probe`` one from which a classifier starts, whose head alone learns. Heads follow the classes of the data.
     ``img_size`` is another size of the pictures, (height, width) or one for both, ``epochs`` another length of the
-    run, ``batch`` other images of an iteration, in all processes together.
+    run, ``batch`` other images of an iteration, in all processes together. ``data`` is a folder of one's own, in any of
+    the formats of docs/own_data.md.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume_anyway, cfg.save_every = resume_anyway, save_every
     with in_company():
         lock = _start_alone(work_dir)
+        if data:
+            use_own_data(cfg, data, work_dir)
         if resume is None and cfg.get('resume') and not cfg.get('load_from'):
             resume = 'auto'
         source = _source(cfg, resume)
@@ -198,11 +203,12 @@ def evaluate(
     launcher: str = 'none',
     trust_checkpoint: bool = False,
     sizes: Sequence[int] = (),
+    data: str | None = None,
 ) -> dict[str, Any]:
     """Metrics of a checkpoint on the test set, also saved as ``metrics.json``; per-class tables go to the log.
 
     ``out``: a pickle of all predictions; ``drawings``: a folder for pictures of them; ``sizes``: of the pictures
-    that a classifier is tested with, which gives metrics by size.
+    that a classifier is tested with, which gives metrics by size. ``data``: a folder of one's own to test on.
     """
     if out and Path(out).suffix not in ('.pkl', '.pickle'):
         raise ValueError(f'--out must end in .pkl or .pickle; got {out!r}')
@@ -211,10 +217,13 @@ def evaluate(
         raise ValueError('--sizes gives a table; for --out and --show-dir test one size, with --cfg-options')
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume, cfg.load_from = False, None
-    take_table_size(cfg, load(checkpoint, trust_checkpoint))
+    if data:
+        use_own_data(cfg, data, work_dir, checkpoint, trust_checkpoint)
+    model = model_for(cfg, load(checkpoint, trust_checkpoint))
     _forget_faults(EvaluationRunner, work_dir)
     _report_data(cfg, 'test')
     runner = EvaluationRunner.from_cfg(cfg)
+    runner.take_model(model)
     runner.evaluate_with(_metrics(cfg, out))
     if drawings:
         runner.register_hook(DrawPredictions(drawings))

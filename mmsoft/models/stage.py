@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmsoft.ops import to_map, to_tokens
 from mmsoft.ops.checks import check
-from mmsoft.ops.dispatch import refuse_open_size
+from mmsoft.ops.dispatch import has_backward
 
 
 class Stage(nn.Module):
@@ -34,7 +34,7 @@ class Stage(nn.Module):
 
 def run_layer(layer: nn.Module, x: Tensor, grid: tuple[int, int], with_cp: bool) -> Tensor:
     """``layer(x, grid)``; with ``with_cp``, backward computes it again."""
-    if with_cp and layer.training and torch.is_grad_enabled():
+    if with_cp and layer.training and has_backward():
         return cast(Tensor, checkpoint(layer, x, grid, use_reentrant=False))
     return layer(x, grid)
 
@@ -42,5 +42,4 @@ def run_layer(layer: nn.Module, x: Tensor, grid: tuple[int, int], with_cp: bool)
 def to_channels_last(x: Tensor, in_channels: int) -> Tensor:
     """Images in the layout that every stage keeps: (B, C, H, W) with tokens contiguous in memory."""
     check(x.dim() == 4 and x.shape[1] == in_channels, f'the model takes images (B, {in_channels}, H, W)', x=x)
-    refuse_open_size(x)
     return x.contiguous(memory_format=torch.channels_last)

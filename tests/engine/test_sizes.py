@@ -8,7 +8,7 @@ import pytest
 from mmengine.config import Config
 
 import mmsoft
-from mmsoft.engine.config import load_config, set_img_size, take_table_size
+from mmsoft.engine.config import load_config, model_for, set_img_size
 from mmsoft.engine.parts import pipelines, walk_dicts
 from mmsoft.models import SOFT
 
@@ -88,8 +88,8 @@ def test_windows_in_testing_follow():
 def test_tables_of_a_checkpoint_are_kept():
     cfg = shipped('retinanet_soft_pp_tiny_1x_coco')
     weights = SOFT('tiny', img_size=(64, 96)).state_dict()
-    take_table_size(cfg, {f'backbone.{name}': value for name, value in weights.items()})
-    assert cfg.model.backbone.img_size == [64, 96]
+    model = model_for(cfg, {f'backbone.{name}': value for name, value in weights.items()})
+    assert model.backbone.img_size == [64, 96]
 
 
 def test_sides_are_checked():
