@@ -18,8 +18,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', nargs='?', help='by default the one that the checkpoint carries')
     parser.add_argument('checkpoint', help='.pth or .safetensors')
-    parser.add_argument('--out', required=True, metavar='FILE', help='.onnx')
+    parser.add_argument('--out', required=True, metavar='FILE', help='.onnx or .pt2')
     parser.add_argument('--precision', choices=TOLERANCES, default='fp32')
+    parser.add_argument(
+        '--raw', action='store_true', help='what the network gives before it is decoded, of any detector or segmentor'
+    )
     parser.add_argument(
         '--pictures', nargs='+', default=(), metavar='FILE', help='compare on these; by default on drawn ones'
     )
@@ -38,8 +41,9 @@ def main() -> None:
         args.pictures,
         args.trust_checkpoint,
         None if args.config else args.cfg_options,
+        args.raw,
     )
-    print(f'{args.out} is written; run it with mmsoft.deploy.load, or predict.py {args.out}')
+    print(f'{args.out} is written; see docs/deploy.md on how to run it')
 
 
 if __name__ == '__main__':
