@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmsoft.models.backbone import PYRAMID
 from mmsoft.models.family import FAMILIES, Family, our_family, published_family
 from mmsoft.weights import CheckpointError, fit_weights, read_state_dict
-from mmsoft.weights.fitting import PYRAMID, take_prefix
+from mmsoft.weights.fitting import take_prefix
 from mmsoft.weights.writing import WRITTEN, to_bytes, write
 
 from .architecture import Architecture, read_architecture

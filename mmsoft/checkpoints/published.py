@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from mmsoft.models import Checkpoint
+from mmsoft.models.backbone import PYRAMID
 from mmsoft.models.checkpoint import BACKBONE
 from mmsoft.models.family import FAMILIES
 from mmsoft.weights import CheckpointError
-from mmsoft.weights.fitting import PYRAMID
 
 from .architecture import read_architecture
 

@@ -4,8 +4,9 @@ from mmsoft.versions import require
 
 require('torchvision')
 
+from . import cross_shaped_attention
 from .block import Block, Mlp, PostNormBlock, PreNormBlock
-from .cross_shaped_attention import CrossShapedAttention, CSwinBlock, GlobalBranch, InLineBranch, StripeBranch
+from .cross_shaped_attention import *  # noqa: F403
 from .inline_attention import InLineAttention
 from .landmarks import Landmarks
 from .linear import Linear, with_torch_linears
@@ -24,12 +25,8 @@ from .swin import PatchMerging, WindowAttention
 
 __all__ = [
     'Block',
-    'CSwinBlock',
     'ConvUnit',
-    'CrossShapedAttention',
-    'GlobalBranch',
     'InLineAttention',
-    'InLineBranch',
     'Landmarks',
     'Linear',
     'LinearAttention',
@@ -49,7 +46,6 @@ __all__ = [
     'SimplePyramid',
     'SoftAttention',
     'SoftmaxAttention',
-    'StripeBranch',
     'WindowAttention',
     'embedded_size',
     'redraw_features',
@@ -57,3 +53,5 @@ __all__ = [
     'stem',
     'with_torch_linears',
 ]
+
+__all__ += cross_shaped_attention.__all__

@@ -1,12 +1,11 @@
 """Transformer layers: attention and MLP, each with a residual and a LayerNorm before or after it."""
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from mmsoft.ops import gelu_tanh, token_wise
+from mmsoft.ops import add_norm, add_residual, linear_gelu, token_wise
 from mmsoft.ops.checks import choose
+from mmsoft.ops.dispatch import has_backward
 
 from .linear import Linear
 
@@ -30,8 +29,7 @@ class Mlp(nn.Module):
         return token_wise(x, function=self._run, module=self, hidden=self.hidden, recompute=self.recompute)
 
     def _run(self, x: Tensor) -> Tensor:
-        hidden = self.fc1(x)
-        return self.fc2(gelu_tanh(hidden) if self.approximate == 'tanh' else F.gelu(hidden))
+        return self.fc2(linear_gelu(x, self.fc1, Linear, self.approximate))
 
     def extra_repr(self) -> str:
         return f'gelu={self.approximate}, recompute={self.recompute}'
@@ -55,14 +53,14 @@ class PostNormBlock(Block):
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
         y = self.attn(x, grid)
-        if torch.is_grad_enabled() or self.training or not isinstance(self.mlp, Mlp):
+        if has_backward() or self.training or not isinstance(self.mlp, Mlp):
             return self._add(x, y)
         return token_wise(x, y, function=self._add, module=self, hidden=self.mlp.hidden)
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
         """Both residuals, with y the attention's output."""
-        x = self.norm1(x + self.drop_path(y))
-        return self.norm2(x + self.drop_path(self.mlp(x)))
+        _, x = add_norm(x, y, self.norm1, self.drop_path, keep=False)
+        return add_norm(x, self.mlp(x), self.norm2, self.drop_path, keep=False)[1]
 
 
 class PreNormBlock(Block):
@@ -70,5 +68,5 @@ class PreNormBlock(Block):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
-        x = x + self.drop_path(self.attn(self.norm1(x), grid))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, normed = add_norm(x, self.attn(self.norm1(x), grid), self.norm2, self.drop_path)
+        return add_residual(x, self.mlp(normed), self.drop_path)

@@ -6,13 +6,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import add_depthwise, bounded_grid, from_windows, inline_attention, to_multiples, to_windows
+from mmsoft.ops import (
+    add_depthwise,
+    add_norm,
+    add_residual,
+    average_beyond,
+    from_windows,
+    inline_attention,
+    to_multiples,
+    to_windows,
+    to_windows_together,
+)
 from mmsoft.ops.checks import choose
 
 from .block import Block
 from .heads import grid_of, split_evenly
 from .inline_attention import KERNELS, KernelPredictor
 from .linear import Linear
+
+__all__ = ['CSwinBlock', 'CrossShapedAttention', 'GlobalBranch', 'InLineBranch', 'StripeBranch']
 
 
 class Branch(nn.Module):
@@ -52,7 +64,10 @@ class StripeBranch(Branch):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
         height, width = v.shape[1], v.shape[2]
         stripe = (height, self.split) if self.vertical else (self.split, width)
-        q, k, v = to_windows(q, stripe), to_windows(k, stripe), to_windows(v, stripe)
+        if self.vertical:  # one copy brings all three to windows
+            q, k, v = to_windows_together((q, k, v), stripe)
+        else:
+            q, k, v = to_windows(q, stripe), to_windows(k, stripe), to_windows(v, stripe)
         y = F.scaled_dot_product_attention(self._heads(q), self._heads(k), self._heads(v))
         return from_windows(self._map(y, v) + self._lepe(v), (height // stripe[0], width // stripe[1]))
 
@@ -74,11 +89,8 @@ class GlobalBranch(Branch):
 
     def _bounded(self, x: Tensor) -> Tensor:
         """At most half of ``max_keys`` averages if there are more (as in SoftmaxAttention): (B, H, W, C)."""
-        height, width = x.shape[1], x.shape[2]
-        if height * width <= self.max_keys:
-            return x
-        small = bounded_grid(height, width, max(self.max_keys // 2, 1))
-        return F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), small).permute(0, 2, 3, 1)
+        pooled = average_beyond(x.permute(0, 3, 1, 2), self.max_keys, max(self.max_keys // 2, 1))
+        return pooled.permute(0, 2, 3, 1).contiguous()
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, max_keys={self.max_keys}'
@@ -116,9 +128,13 @@ class CrossShapedAttention(nn.Module):
         if source is None:
             source = x
         height, width = grid_of(x, grid)
-        q, k, v = self.qkv(to_multiples(x.unflatten(1, (height, width)), self.multiple)).chunk(3, -1)
-        shares = zip(*(t.chunk(len(self.branches), -1) for t in (q, k, v, source)), strict=True)
-        parts = [branch(*share) for branch, share in zip(self.branches, shares, strict=True)]
+        qkv = self.qkv(to_multiples(x.unflatten(1, (height, width)), self.multiple))
+        shares = qkv.unflatten(-1, (3, len(self.branches), -1)).unbind(-2)  # (B, H, W, 3, C / branches) each
+        sources = source.chunk(len(self.branches), -1)
+        parts = [
+            branch(*share.unbind(-2), source)
+            for branch, share, source in zip(self.branches, shares, sources, strict=True)
+        ]
         return self.proj(torch.cat(parts, -1)[:, :height, :width].flatten(1, 2))
 
 
@@ -126,5 +142,5 @@ class CSwinBlock(Block):
     """A pre-norm block whose attention sees also its input before the norm."""
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), grid, x))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, normed = add_norm(x, self.attn(self.norm1(x), grid, x), self.norm2, self.drop_path)
+        return add_residual(x, self.mlp(normed), self.drop_path)

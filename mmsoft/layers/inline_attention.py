@@ -1,9 +1,8 @@
 """InLine attention as a layer: projections, a kernel function, the operator, a predicted local term."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import dynamic_depthwise, inline_attention, to_map, to_tokens
+from mmsoft.ops import add_predicted_convolution, inline_attention
 from mmsoft.ops.checks import choose
 from mmsoft.ops.inline import feature_map as feature_map  # where it was before
 
@@ -40,9 +39,7 @@ class InLineAttention(MultiHead):
             .flatten(2)
         )
         if self.predictor is not None:
-            leading = x.shape[1] - grid[0] * grid[1]
-            local = to_tokens(dynamic_depthwise(to_map(v[:, leading:], grid), self.predictor(x.mean(1))))
-            y = y + (F.pad(local, (0, 0, leading, 0)) if leading else local)
+            y = add_predicted_convolution(y, v, self.predictor(x.mean(1)), grid)
         return self.proj(y)
 
     def extra_repr(self) -> str:

@@ -3,10 +3,9 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import softmax_free_attention, to_map, to_tokens
+from mmsoft.ops import add_head_convolution, softmax_free_attention
 from mmsoft.ops.checks import pair
 
 from .heads import grid_of, split_evenly
@@ -57,7 +56,7 @@ class SoftAttention(nn.Module):
         grid = grid_of(x, grid)
         v = self.v(x)
         y = self._attend(x, v, grid)
-        return self.proj(self._local(v, grid).add_(y))
+        return self.proj(add_head_convolution(y, v, self.local, grid))
 
     def _attend(self, x: Tensor, v: Tensor, grid: tuple[int, int]) -> Tensor:
         """x and v (B, N, C) -> the same shape; the queries live no longer than this."""
@@ -76,14 +75,6 @@ class SoftAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, h, N, d)
-
-    def _local(self, v: Tensor, grid: tuple[int, int]) -> Tensor:
-        """The local term of v (B, T + H * W, C); nothing for the T leading tokens."""
-        weight = self.local.repeat_interleave(self.head_dim, 0)  # (C, 1, k, k)
-        padding = (weight.shape[2] // 2, weight.shape[3] // 2)
-        leading = v.shape[1] - grid[0] * grid[1]
-        y = to_tokens(F.conv2d(to_map(v[:, leading:], grid), weight, padding=padding, groups=v.shape[2]))
-        return F.pad(y, (0, 0, leading, 0)) if leading else y
 
     def extra_repr(self) -> str:
         return (

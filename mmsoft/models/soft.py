@@ -293,6 +293,11 @@ def _to_published(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
+def _img_size(weights: Weights) -> tuple[int, int]:
+    pyramid = 'stages.1.position.table' in weights
+    return image_size(weights, 'stages.0.position.table', STRIDES[0 if pyramid else PLAIN_STAGE])
+
+
 def _options(weights: Weights) -> dict[str, Any]:
     """Of a backbone of all four stages. Heads of stage 4 leave no trace; they are as wide as those of stage 3."""
     if 'stages.0.blocks.0.attn.local' not in weights or 'stages.1.position.table' not in weights:
@@ -306,7 +311,7 @@ def _options(weights: Weights) -> dict[str, Any]:
     return dict(
         arch=Arch(dims, (*heads, dims[3] * heads[2] // dims[2]), depths(weights)),
         in_channels=weights['stages.0.embed.0.0.weight'].shape[1],
-        img_size=image_size(weights),
+        img_size=_img_size(weights),
     )
 
 
@@ -322,9 +327,13 @@ FAMILY = Family(
     archs=ARCHS,
     ours=('stages.0.position.table', 'stages.0.embed.0.0.weight'),
     options=_options,
+    img_size=_img_size,
     unseen=dict(attn='soft_pp'),
     head=('cls_token', 'cls_position', 'head'),
     published=('patch_embed1.proj.0.weight', 'pos_embed1'),
+    page='https://github.com/fudan-zvg/SOFT',
+    fits='SOFT tiny fits soft_tiny, SOFT++ tiny soft_pp_tiny, SOFT++ small, medium and large the soft_pp_* or '
+    'soft_pp_*_v1 of their size that has their shapes',
     to_ours=_to_ours,
     to_published=_to_published,
     prefixes=dict(soft=dict(attn='soft'), soft_pp=dict(attn='soft_pp')),

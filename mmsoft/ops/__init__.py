@@ -6,7 +6,7 @@ require('torch')
 
 from .attention import softmax_free_attention, softmax_free_attention_reference
 from .convolutions import add_convolved, conv_unit, squeezed_convolution, window_conv, window_conv_reference
-from .dispatch import explain, force_from_environment, kernels
+from .dispatch import explain, kernels
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
 from .inline import (
@@ -16,10 +16,17 @@ from .inline import (
     inline_attention,
     inline_attention_reference,
 )
-from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
-from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows
+from .landmarks import average_beyond, bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
+from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows, to_windows_together
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
+from .linear_gelu import linear_gelu, linear_gelu_reference
+from .local import (
+    add_head_convolution,
+    add_head_convolution_reference,
+    add_predicted_convolution,
+    add_predicted_convolution_reference,
+)
 from .newton import (
     guarded_scale,
     guarded_scale_reference,
@@ -29,6 +36,7 @@ from .newton import (
 )
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
+from .residual import add_norm, add_norm_reference, add_residual
 from .rotary import (
     position_angles,
     position_frequencies,
@@ -42,6 +50,14 @@ from .slices import map_wise, token_wise
 __all__ = [
     'add_convolved',
     'add_depthwise',
+    'add_head_convolution',
+    'add_head_convolution_reference',
+    'add_norm',
+    'add_norm_reference',
+    'add_predicted_convolution',
+    'add_predicted_convolution_reference',
+    'add_residual',
+    'average_beyond',
     'bounded_grid',
     'conv_unit',
     'dynamic_depthwise',
@@ -63,6 +79,8 @@ __all__ = [
     'linear',
     'linear_attention',
     'linear_attention_reference',
+    'linear_gelu',
+    'linear_gelu_reference',
     'map_wise',
     'matrix_scale',
     'newton_inverse',
@@ -89,9 +107,8 @@ __all__ = [
     'to_multiples',
     'to_tokens',
     'to_windows',
+    'to_windows_together',
     'token_wise',
     'window_conv',
     'window_conv_reference',
 ]
-
-force_from_environment()  # once all operators, and so all kinds of kernels, are known

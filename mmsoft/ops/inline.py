@@ -25,7 +25,7 @@ def inline_attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @operator(
     inline_attention_reference,
-    example=lambda random: (random(2, 3, 9, 4), random(2, 3, 7, 4), random(2, 3, 7, 5)),
+    example=lambda random: (random(2, 3, 9, 4), random(2, 3, 9, 4), random(2, 3, 9, 5)),
 )
 def inline_attention(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') -> Tensor:
     """``y_i = s/n q_i (K' V) + (1 - s q_i.mean(k)) mean(v)`` with ``s = d^(-1/2)``, in O(N d e).
@@ -184,3 +184,18 @@ def _add_depthwise_folded(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Module
     """The sum of both kernels makes one convolution."""
     weight, bias = cast(Tensor, conv.weight), cast(Tensor, conv.bias)
     return y + dynamic_depthwise(x, kernels + weight.squeeze(1)) + bias.view(-1, 1, 1)
+
+
+def _against_one_launch(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Module) -> str | None:
+    if reason := _against_one_convolution(y, x, kernels, conv):
+        return reason
+    return no_triton(y, x, kernels) or (None if x.numel() else 'there are no pixels')
+
+
+@add_depthwise.also('triton', _against_one_launch)
+def _add_depthwise_triton(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Module) -> Tensor:
+    """Sums of three maps, which the folded version makes one after the other, are one launch."""
+    from .triton import depthwise
+
+    weight, bias = cast(Tensor, conv.weight), cast(Tensor, conv.bias)
+    return depthwise.add_depthwise(y, x, kernels + weight.squeeze(1), bias)

@@ -1,5 +1,8 @@
 """Tokens and maps: two views of one memory, in which the channels of a token lie together."""
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,7 +33,16 @@ def to_tokens(x: Tensor) -> Tensor:
 
 def to_windows(x: Tensor, window: tuple[int, int]) -> Tensor:
     """Map (B, n * h, m * w, C) -> its n m windows of (h, w), (B * n * m, h, w, C)."""
-    return x.unflatten(2, (-1, window[1])).unflatten(1, (-1, window[0])).transpose(2, 3).flatten(0, 2)
+    return _windows(x, window).flatten(0, 2)
+
+
+def to_windows_together(maps: Sequence[Tensor], window: tuple[int, int]) -> tuple[Tensor, ...]:
+    """The windows of several maps (B, n * h, m * w, C), in one copy: (B * n * m, h, w, C) of each."""
+    return torch.stack([_windows(x, window) for x in maps]).flatten(1, 3).unbind()
+
+
+def _windows(x: Tensor, window: tuple[int, int]) -> Tensor:
+    return x.unflatten(2, (-1, window[1])).unflatten(1, (-1, window[0])).transpose(2, 3)  # (B, n, m, h, w, C)
 
 
 def from_windows(x: Tensor, count: tuple[int, int]) -> Tensor:

@@ -466,7 +466,7 @@ def test_layers_name_what_does_not_fit():
 def test_compiled_gradients_are_those_of_eager_mode(newton_backward):
     """Machine code of our own backward passes; test_every_backbone compares the graphs of whole models."""
     landmarks = Landmarks(DIM // HEADS, 2, num_landmarks=8)
-    attention = SoftAttention(DIM, HEADS, landmarks, 3, newton_iters=5, newton_backward=newton_backward)
+    attention = SoftAttention(DIM, HEADS, landmarks, 3, newton_iters=2, newton_backward=newton_backward)
     x, gradients = torch.randn(2, 9 * 14, DIM, requires_grad=True), []
     torch._dynamo.reset()
     for run in (attention, torch.compile(attention, fullgraph=True, backend=INDUCTOR)):

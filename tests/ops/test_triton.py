@@ -7,40 +7,55 @@ from launches import Launches
 
 from mmsoft.models import SOFT, InLineSwin
 from mmsoft.ops import dispatch, inline_attention, softmax_free_attention
-from mmsoft.ops.dispatch import explain, no_triton, without
+from mmsoft.ops.dispatch import explain, kernels, no_triton
 
 needs_triton()
 
 
 def launches(model, train):
-    """What one image on the meta device, which stands for a GPU, asks for; forward and backward."""
+    """What the attentions ask for one image on the meta device, which stands for a GPU; forward and backward."""
     model = model.to('meta').train(train)
     with Launches() as seen, torch.set_grad_enabled(train):
         maps = model(torch.empty(1, 3, 224, 224, device='meta'))
         if train:
             sum(y.sum() for y in maps).backward()
-    return seen.names
+    others = (
+        ['add_norm_gradient', 'channel_total'],
+        ['add_norm'],
+        ['gelu_gradient', 'channel_total'],
+        ['linear_gelu'],
+    )  # around the attentions
+    names = ' '.join(seen.names)
+    for some in others:
+        names = names.replace(' '.join(some), '')
+    return names.split()
 
 
-def test_a_layer_of_soft_is_five_launches_and_nine_more_in_training():
+def test_a_layer_of_soft_is_six_launches_and_twelve_more_in_training():
     layers = 1 + 1 + 2  # of MINI; the fourth stage has softmax
-    forward = ['landmark_stats', 'landmark_newton', 'kernel_sums', 'kernel_apply', 'kernel_output']
+    forward = ['landmark_stats', 'landmark_newton', 'kernel_sums', 'kernel_apply', 'kernel_output', 'depthwise_add']
     assert launches(SOFT(MINI), False) == forward * layers
-    assert len(launches(SOFT(MINI), True)) == (5 + 9) * layers
-    assert len(launches(SOFT(MINI, newton_backward='closed'), True)) == (5 + 8) * layers
+    assert len(launches(SOFT(MINI), True)) == (6 + 12) * layers
+    assert len(launches(SOFT(MINI, newton_backward='closed'), True)) == (6 + 11) * layers
 
 
 def test_a_layer_of_inline_is_four_launches_and_six_more_in_training():
     model = InLineSwin('tiny')
     layers = 2 + 2 + 6
-    assert (
-        launches(model, False) == ['inline_summary', 'inline_combine', 'inline_output', 'depthwise_convolve'] * layers
-    )
+    assert launches(model, False) == ['inline_summary', 'inline_combine', 'inline_output', 'depthwise_add'] * layers
     assert len(launches(model, True)) == (4 + 6) * layers
 
 
+def test_examples_show_the_kernels():
+    """Whoever asks what runs where, as python -m mmsoft.env does, asks by them."""
+    shown = [
+        op for op in dispatch.OPERATORS.values() if op.example and any(i.kind == 'triton' for i in op.implementations)
+    ]
+    assert set(dispatch.overview('meta')['triton']) == {op.name for op in shown}
+
+
 def test_others_may_be_left_alone():
-    with without('triton'):
+    with kernels('no-triton'):
         assert launches(SOFT(MINI), False) == []
 
 

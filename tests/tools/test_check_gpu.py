@@ -26,7 +26,9 @@ def test_a_rehearsal_runs_through(tmp_path):
     report = json.loads((tmp_path / 'report.json').read_text())
     assert report['rehearsal']
     names = {one['name'].partition(',')[0] for one in report['checks']}
-    assert names == {'softmax_free_attention', 'inline_attention', 'dynamic_depthwise', 'soft_pp_tiny'}
+    operators = {'softmax_free_attention', 'inline_attention', 'dynamic_depthwise', 'add_norm'}
+    operators |= {'add_head_convolution', 'add_predicted_convolution', 'linear_gelu'}
+    assert names == operators | {'soft_pp_tiny'}
     assert all(one['passed'] for one in report['checks'])
     assert report['tests']['exit'] == 0
     rows = report['measured']['cases']
@@ -50,7 +52,7 @@ def test_a_kernel_that_is_wrong_fails_or_does_not_run(monkeypatch):
     """On the CPU no kernel runs, which must not pass for a success; nor does a wrong result, nor NaN."""
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     checks = list(on_gpu.check_operators('cpu', True))
-    assert len(checks) == 3 * 3
+    assert len(checks) == 7 * 3
     assert all('its kernel does not run' in one.failed and not one.passed for one in checks)
     op = on_gpu.OPERATORS['inline_attention']
     monkeypatch.setattr(op, 'choice', lambda *_: 'triton')

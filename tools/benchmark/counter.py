@@ -2,7 +2,8 @@
 
 Tensors are on the meta device, which stands for a GPU: nothing is computed, and kernels in Triton are chosen as there.
 Every operator that is not a view counts as one launch and as the bytes of its tensors. Some operators launch two or
-three, a compiler fuses many; so compare models by it, and do not read it as a clock.
+three, a compiler fuses many; so compare models by it, and do not read it as a clock. Torch's softmax attention is one
+kernel on a GPU, and is counted so, in peers as in ours; on the meta device torch would take it apart.
 """
 
 from collections import Counter
@@ -10,7 +11,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -46,6 +49,25 @@ class Launches(TorchDispatchMode):
             self.calls[name] += 1
             self.bytes[name] += sum(t.numel() * t.element_size() for t in tensors)
         return out
+
+
+class FusedAttention(TorchFunctionMode):
+    """Sends torch's softmax attention of meta tensors to the kernel that a GPU has for it in every precision."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and args[0].is_meta and args[0].dim() == 4:
+            return _fused_attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+    if attn_mask is not None:
+        attn_mask = attn_mask.to(q.dtype).expand(*q.shape[:3], k.shape[2])
+    keep = torch.is_grad_enabled() and q.requires_grad
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, attn_mask, keep, **options)[0]
 
 
 class Asked(NamedTuple):
@@ -87,7 +109,7 @@ def step_of(case: Case, device: str) -> Callable[[], None]:
 def count(case: Case, road: str, device: str = 'meta') -> Row:
     """Multiply-adds are the portable road's, which shows its products; a step of training has three times forward's."""
     step = step_of(case, device)
-    with kernels(None if road == KERNELS else PORTABLE), Launches() as seen:
+    with kernels(None if road == KERNELS else PORTABLE), FusedAttention(), Launches() as seen:
         step()
     with kernels(PORTABLE):
         macs = count_call(step_of(case._replace(task='forward'), device)) * (3 if case.task == 'train' else 1)

@@ -1,5 +1,6 @@
 """What tools/check_gpu.py does on a device: kernels against float64, time and memory, smaller where memory ends."""
 
+import copy
 import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Identity, LayerNorm, Linear, Module
 
 from mmsoft.ops.dispatch import OPERATORS, PORTABLE, Operator, explain, kernels
 
@@ -29,6 +31,18 @@ SHAPES: dict[str, tuple[Callable[[Any], tuple], ...]] = dict(
     inline_attention=(
         lambda r: (r(2, 3, 9, 4), r(2, 3, 9, 4), r(2, 3, 9, 4)),
         lambda r: (r(2, 3, 3136, 32), r(2, 3, 3136, 32), r(2, 3, 3136, 32)),
+    ),
+    add_norm=(
+        lambda r: (r(2, 5, 8), r(2, 5, 8), LayerNorm(8), Identity()),
+        lambda r: (r(2, 3136, 384), r(2, 3136, 384), LayerNorm(384), Identity()),
+    ),
+    add_head_convolution=(
+        lambda r: (r(2, 21, 6), r(2, 21, 6), r(3, 1, 3, 5), (4, 5)),
+        lambda r: (r(2, 3136, 96), r(2, 3136, 96), r(3, 1, 9, 9), (56, 56)),
+    ),
+    linear_gelu=(
+        lambda r: (r(2, 5, 8), Linear(8, 12), Linear, 'none'),
+        lambda r: (r(2, 3136, 96), Linear(96, 384), Linear, 'tanh'),
     ),
     dynamic_depthwise=(
         lambda r: (r(2, 4, 6, 5), r(2, 4, 3, 3)),
@@ -83,19 +97,30 @@ def _tried(name: str, tolerance: float, call: Callable[..., tuple[float, float]]
 def _operator(op: Operator, example: Callable[..., tuple], precision: str, device: str) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(0)
     inputs = example(lambda *shape: torch.randn(*shape, generator=generator).to(device, PRECISIONS[precision]))
-    wide = [x.double().requires_grad_() if isinstance(x, Tensor) else x for x in inputs]
-    narrow = [x.requires_grad_() if isinstance(x, Tensor) else x for x in inputs]
-    if op.choice(*narrow) != TRITON:
-        raise RuntimeError(f'its kernel does not run: {explain(op, *narrow)}')
-    found = op(*narrow)
+    inputs = [x.to(device, PRECISIONS[precision]) if isinstance(x, Module) else x for x in inputs]
+    wide = [copy.deepcopy(x).double() if isinstance(x, (Tensor, Module)) else x for x in inputs]
+    narrow_leaves, wide_leaves = _leaves(inputs), _leaves(wide)
+    if op.choice(*inputs) != TRITON:
+        raise RuntimeError(f'its kernel does not run: {explain(op, *inputs)}')
+    found = _outputs(op(*inputs))
     with kernels(PORTABLE):
-        expected = op(*wide)
-    weight = torch.randn(found.shape, generator=generator).to(device)
+        expected = _outputs(op(*wide))
+    weights = [torch.randn(y.shape, generator=generator).to(device) for y in found]
     gradients = [
-        torch.autograd.grad(y, [x for x in leaves if isinstance(x, Tensor)], weight.to(y.dtype))
-        for y, leaves in ((found, narrow), (expected, wide))
+        torch.autograd.grad(outputs, leaves, [w.to(y.dtype) for w, y in zip(weights, outputs, strict=True)])
+        for outputs, leaves in ((found, narrow_leaves), (expected, wide_leaves))
     ]
-    return _error(found, expected), max(map(_error, *gradients))
+    return max(map(_error, found, expected)), max(map(_error, *gradients))
+
+
+def _leaves(inputs: Sequence[Any]) -> list[Tensor]:
+    """What has a gradient: the tensors and the modules' parameters."""
+    parameters = [p for x in inputs if isinstance(x, Module) for p in x.parameters()]
+    return [x.requires_grad_() for x in inputs if isinstance(x, Tensor)] + parameters
+
+
+def _outputs(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (found,) if isinstance(found, Tensor) else found
 
 
 def _model(name: str, side: int, device: str) -> tuple[float, float]:
