@@ -15,7 +15,7 @@ VENV := $(or $(VENV),.venv$(if $(filter original,$(STACK)),-original)$(if $(TORC
 PY := $(VENV)/bin/python
 USED := $(or $(wildcard $(PY)),$(PYTHON))
 STAMP := $(VENV)/.stamp-$(STACK)$(if $(TORCH),-torch$(TORCH))
-EXTRAS := openmmlab$(if $(filter original,$(STACK)),-original),export,dev
+EXTRAS := openmmlab$(if $(filter original,$(STACK)),-original),export,deploy,openvino,docs,dev
 PRESENT := $(shell $(PY) -c "import importlib.metadata as m; print(m.version('torch'))" 2>/dev/null)
 PINNED := $(shell sed -n 's/^torch==//p' requirements.txt)
 CHOSEN := $(or $(TORCH),$(PRESENT),$(PINNED))
@@ -23,7 +23,7 @@ MINOR := $(word 2,$(subst ., ,$(CHOSEN)))
 # torchvision 0.29 is the first that fits every newer torch
 VISION := $(if $(filter 6 7 8 9 10 11 12 13,$(MINOR)),==0.$(shell expr $(MINOR) + 15).*,>=0.29)
 
-.PHONY: install test check demo lint dist
+.PHONY: install test check demo lint docs dist
 install: $(STAMP)
 
 $(STAMP): pyproject.toml requirements.txt setup.py
@@ -56,6 +56,9 @@ lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/basedpyright -p . --pythonpath $(PY)
+
+docs: install # a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 dist: install
 	$(PY) -m pip install -q build twine

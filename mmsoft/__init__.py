@@ -1,10 +1,39 @@
 """Linear-complexity attention backbones for dense vision."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmsoft import mmcv_ops
 from mmsoft.files import shipped
+
+if TYPE_CHECKING:  # what __getattr__ loads when it is first used
+    from mmsoft import checkpoints as checkpoints
+    from mmsoft import datasets as datasets
+    from mmsoft import deploy as deploy
+    from mmsoft import engine as engine
+    from mmsoft import env as env
+    from mmsoft import layers as layers
+    from mmsoft import models as models
+    from mmsoft import ops as ops
+    from mmsoft import registry as registry
+    from mmsoft import timm as timm
+    from mmsoft import versions as versions
+    from mmsoft import visualization as visualization
+    from mmsoft import weights as weights
+    from mmsoft.engine.predictor import Predictor as Predictor
+    from mmsoft.models import SOFT as SOFT
+    from mmsoft.models import Family as Family
+    from mmsoft.models import InLineCSwin as InLineCSwin
+    from mmsoft.models import InLineCSwinClassifier as InLineCSwinClassifier
+    from mmsoft.models import InLineDeiT as InLineDeiT
+    from mmsoft.models import InLineDeiTClassifier as InLineDeiTClassifier
+    from mmsoft.models import InLinePVT as InLinePVT
+    from mmsoft.models import InLinePVTClassifier as InLinePVTClassifier
+    from mmsoft.models import InLineSwin as InLineSwin
+    from mmsoft.models import InLineSwinClassifier as InLineSwinClassifier
+    from mmsoft.models import SOFTClassifier as SOFTClassifier
+    from mmsoft.models import register_attention as register_attention
+    from mmsoft.models import register_family as register_family
 
 __version__ = '0.1.0'
 
@@ -13,6 +42,8 @@ _MODELS = ('Family', 'register_attention', 'register_family')
 _ROOMS = (
     'checkpoints',
     'datasets',
+    'deploy',
+    'distillation',
     'engine',
     'env',
     'layers',
@@ -37,6 +68,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f'module mmsoft has no attribute {name!r}')
     if name == 'Predictor':
         return importlib.import_module('mmsoft.engine.predictor').Predictor
+    if name == 'linearize':
+        return importlib.import_module('mmsoft.distillation').linearize
     models = importlib.import_module('mmsoft.models')
     if name in _MODELS:
         return getattr(models, name)
@@ -44,7 +77,8 @@ def __getattr__(name: str) -> Any:
     found = {kind.__name__: kind for family in families for kind in (family.backbone, family.classifier)}
     if name not in found:
         raise AttributeError(
-            f'module mmsoft has no attribute {name!r}; it has {", ".join((*found, *_MODELS, "Predictor", *_ROOMS))}'
+            f'module mmsoft has no attribute {name!r}; it has '
+            f'{", ".join((*found, *_MODELS, "Predictor", "linearize", *_ROOMS))}'
         )
     return found[name]
 

@@ -20,10 +20,13 @@ from mmsoft.versions import MMCV, NEEDS, OPENMMLAB, REQUIREMENTS, StackError, ch
 
 # What belongs together, and the extra that brings it. A group that is wholly absent is not needed by everybody.
 GROUPS = {
-    '': ('torch', 'torchvision', 'numpy', 'safetensors', 'filelock'),
+    '': ('numpy', 'filelock'),
+    'torch': ('torch', 'torchvision', 'safetensors'),
     'openmmlab': ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2'),
     'timm': ('timm', 'huggingface_hub'),
-    'export': ('onnx', 'onnxscript', 'onnxruntime'),
+    'export': ('onnx', 'onnxscript'),
+    'deploy': ('PIL', 'onnxruntime'),
+    'openvino': ('openvino',),
 }
 LINES = {'onedl': 'onedl (maintained)', 'original': 'original'}
 OPERATORS = {
@@ -82,8 +85,8 @@ def _libraries(report: Report) -> None:
     known = importlib.metadata.packages_distributions()
     for extra, names in GROUPS.items():
         absent = [name for name in names if not _is_there(name)]
-        # mmcv and timm bring OpenCV and huggingface_hub along
-        optional = extra and set(names) - set(absent) <= {'cv2', 'huggingface_hub'}
+        # mmcv, timm and torchvision bring OpenCV, huggingface_hub and Pillow along
+        optional = extra and set(names) - set(absent) <= {'cv2', 'huggingface_hub', 'PIL'}
         for name in names:
             first = [needed for needed in NEEDS.get(name, ()) if not report.works(needed)]
             if name in absent and optional:
@@ -139,7 +142,7 @@ def _operators() -> tuple[str, str]:
 def _devices(report: Report) -> None:
     threads = os.environ.get('OMP_NUM_THREADS')
     report.row('CPU', f'{os.cpu_count()} threads', _cpu_model() + (f', OMP_NUM_THREADS={threads}' if threads else ''))
-    if report.works('torch'):
+    if _is_there('torch') and report.works('torch'):
         report.try_row('GPU', _gpus)
 
 
@@ -190,7 +193,7 @@ def main() -> int:
         if report.works('mmcv'):
             report.try_row('mmcv operators', _operators)
     _devices(report)
-    if report.works('torch'):
+    if _is_there('torch') and report.works('torch'):
         report.try_row('kernels', _kernels)
     print('', *report.faults.values(), sep='\n')
     if not report.faults:

@@ -13,10 +13,18 @@ def _child(name: str, parent: Registry, *locations: str) -> Registry:
     return Registry(name, parent=parent, scope='mmsoft', locations=list(locations))
 
 
-MODELS = _child('model', mmengine.MODELS, 'mmsoft.models.register', 'mmsoft.engine.classification')
-DATASETS = _child('dataset', mmengine.DATASETS, 'mmsoft.datasets.seeding', 'mmsoft.datasets.class_folders')
+MODELS = _child(
+    'model', mmengine.MODELS, 'mmsoft.models.register', 'mmsoft.engine.classification', 'mmsoft.distillation.teaching'
+)
+DATASETS = _child(
+    'dataset',
+    mmengine.DATASETS,
+    'mmsoft.datasets.seeding',
+    'mmsoft.datasets.class_folders',
+    'mmsoft.distillation.pictures',
+)
 DATA_SAMPLERS = _child('data sampler', mmengine.DATA_SAMPLERS, 'mmsoft.datasets.seeding')
-TRANSFORMS = _child('transform', mmengine.TRANSFORMS, 'mmsoft.datasets.reading')
+TRANSFORMS = _child('transform', mmengine.TRANSFORMS, 'mmsoft.datasets.reading', 'mmsoft.distillation.pictures')
 METRICS = _child('metric', mmengine.METRICS, 'mmsoft.engine.classification')
 HOOKS = _child(
     'hook',

@@ -116,18 +116,23 @@ def _entry(name: str, maps: int | tuple[int, ...]) -> Callable[..., nn.Module]:
     return register_model(create)
 
 
-def _register(family: Family) -> None:
+def _follow(family: Family) -> Callable[[], None]:
     """Names of a family's models for timm, each also a function of this module."""
     listed = {name: own for name, own in family.variants.items() if name not in family.unlisted}
     for name in listed:
         if is_model(name) and model_entrypoint(name).__module__ != __name__:
             raise ValueError(f'family {family.title!r}: timm has a model {name} already: choose other prefixes')
-    for module in family.leaves:
-        register_notrace_module(module)
-    default_cfgs.update(generate_default_cfgs({n: USUAL | family.timm_cfg(own['arch']) for n, own in listed.items()}))
-    for name, own in listed.items():
-        VARIANTS[name] = family.classifier, own
-        globals()[name] = _entry(name, family.maps)
+    cfgs = generate_default_cfgs({n: USUAL | family.timm_cfg(own['arch']) for n, own in listed.items()})
+
+    def enter() -> None:
+        default_cfgs.update(cfgs)
+        for module in family.leaves:
+            register_notrace_module(module)
+        for name, own in listed.items():
+            VARIANTS[name] = family.classifier, own
+            globals()[name] = _entry(name, family.maps)
+
+    return enter
 
 
-for_each_family(_register)
+for_each_family(_follow)

@@ -46,6 +46,8 @@ REQUIREMENTS = {
     'onnx': _both('1.18', '', 'onnx>=1.18'),
     'onnxscript': _both('0.4', '', 'onnxscript>=0.4'),
     'onnxruntime': _both('1.22', '', 'onnxruntime>=1.22'),
+    'openvino': _both('2025.0', '', 'openvino>=2025.0'),
+    'PIL': _both('10.1', '', 'Pillow>=10.1'),
 }
 # What fails to import where one of these does.
 NEEDS = {
@@ -167,6 +169,8 @@ def _cure(name: str, *, broken: bool = False) -> str:
         return f'mend it with {pip(specification, again=True)}'
     extra = 'openmmlab' if line() == 'onedl' else 'openmmlab-original'
     whole = f', or everything with {pip(f"mmsoft[{extra}]")}' if name in OPENMMLAB else ''
+    if name == 'torch' and not installed('torch'):
+        whole = f', or with what uses it: {pip("mmsoft[timm]")} or {pip(f"mmsoft[{extra}]")}'
     return f'mend it with {pip(specification)}{whole}'
 
 

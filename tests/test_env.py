@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from fresh_python import ALONE, fake, fake_distribution, python
+from helpers import usable_device
 
 from mmsoft import env
 from mmsoft.ops import kernels
@@ -107,3 +108,9 @@ def test_two_lines_in_one_folder_are_named(tmp_path):
     code, text = report(tmp_path, 'mmsoft.versions')  # its former name
     assert code == 1
     assert 'mmcv-lite, onedl-mmcv write the same folders; mend it with `pip uninstall -y mmcv-lite onedl-mmcv`' in text
+
+
+def test_tests_run_on_a_device_that_is_there():
+    with pytest.raises(SystemExit, match="MMSOFT_TEST_DEVICE is 'cdua', which torch has not here: name cpu or cuda"):
+        usable_device('cdua')
+    assert usable_device('meta').type == 'meta'

@@ -8,6 +8,7 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
+from forking import run_forked
 from fresh_python import ALONE, fake, fake_distribution, python
 from helpers import ROOT
 from packaging.requirements import Requirement
@@ -20,6 +21,7 @@ ROOMS = [
     'mmcv_ops',
     'versions',
     'files',
+    'deploy',
     'ops',
     'env',
     'layers',
@@ -30,6 +32,8 @@ ROOMS = [
     'timm',
     'visualization',
     'engine',
+    'distillation',
+    'exporting',
     'cli',
     '__main__',
 ]
@@ -89,6 +93,18 @@ def test_the_package_imports_modules_from_where_they_are():
                 assert place.is_dir() or place.with_suffix('.py').is_file(), f'{file}: {node.module} is a former name'
                 checked += 1
     assert checked > 100
+
+
+ASKED_BY_THE_DISPATCHER = {'is_compiling', 'is_tracing', 'is_exporting', 'is_scripting', 'is_grad_enabled', 'is_cuda'}
+
+
+def test_only_the_dispatchers_room_asks_for_devices_graphs_and_gradients():
+    found = set()
+    for file in (ROOT / 'mmsoft').rglob('*.py'):
+        nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)]
+        if any(n.attr in ASKED_BY_THE_DISPATCHER or ast.unparse(n).endswith('.device.type') for n in nodes):
+            found.add(file.relative_to(ROOT / 'mmsoft').parts[0])
+    assert found == {'ops'}
 
 
 def is_parents_constructor(node):
@@ -282,9 +298,7 @@ def test_the_pins_agree():
 @pytest.mark.slow
 @pytest.mark.parametrize('tool', sorted(p.name for p in (ROOT / 'tools').glob('*.py')))
 def test_every_tool_explains_itself(tool, tmp_path):
-    run = subprocess.run(
-        [sys.executable, ROOT / 'tools' / tool, '--help'], cwd=tmp_path, capture_output=True, text=True
-    )
+    run = run_forked([str(ROOT / 'tools' / tool), '--help'], cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert 'usage:' in run.stdout
 
@@ -301,9 +315,9 @@ def test_make_chooses_what_is_asked_for(tmp_path, monkeypatch):
     plan = make('test', f'VENV={tmp_path}')
     pins = dict(text.split('==') for text in specifications()[1] if '==' in text)
     assert f"'torch=={pins['torch']}' 'torchvision{versions.vision_for(pins['torch'])}'" in plan
-    assert "-e '.[openmmlab,export,dev]'" in plan
+    assert "-e '.[openmmlab,export,deploy,openvino,docs,dev]'" in plan
     plan = make('-B', 'test', 'STACK=classic', 'TORCH=2.6.0')
-    assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,dev]'" in plan
+    assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,deploy,openvino,docs,dev]'" in plan
     assert '.venv-original-torch2.6.0/bin/python -m pytest' in plan
     run = subprocess.run(['make', 'install', 'STACK=new', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode

@@ -21,8 +21,11 @@ NAMES = [
     *(f'soft_{arch}' for arch in ('tiny', 'small', 'medium', 'large')),
     *(f'inline_pvt_{arch}' for arch in ('tiny', 'small', 'medium', 'large')),
     *(f'inline_{family}_{arch}' for family in ('swin', 'deit', 'cswin') for arch in ('tiny', 'small', 'base')),
+    *(f'mila_{arch}' for arch in ('tiny', 'small', 'base')),
+    *(f'ravlt_{arch}' for arch in ('tiny', 'small', 'base', 'large')),
 ]
-INLINE = dict(pvt='InLinePVT', swin='InLineSwin', deit='InLineDeiT', cswin='InLineCSwin')
+OTHERS = dict(inline_pvt='InLinePVT', inline_swin='InLineSwin', inline_deit='InLineDeiT', inline_cswin='InLineCSwin')
+OTHERS |= dict(mila='MILA', ravlt='RAVLT')
 
 
 @pytest.mark.slow
@@ -48,7 +51,7 @@ def test_a_name_is_an_architecture(name):
             expected = SOFTClassifier(arch, attn=family)
             assert model.attn == family
         else:
-            expected = getattr(models, f'{INLINE[family.removeprefix("inline_")]}Classifier')(arch)
+            expected = getattr(models, f'{OTHERS[family]}Classifier')(arch)
         assert type(model) is type(expected)
         assert model.arch == expected.arch
         shapes = [{n: p.shape for n, p in m.state_dict().items()} for m in (model, expected)]

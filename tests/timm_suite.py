@@ -13,13 +13,13 @@ from pathlib import Path
 
 import timm
 
-PATTERNS = ('soft_*', 'inline_*')
+PATTERNS = ('soft_*', 'inline_*', 'mila_*', 'ravlt_*')
 CHANGES = {
     'NON_STD_FILTERS = [': f'NON_STD_FILTERS = [*{PATTERNS}, ',
     'EXCLUDE_JIT_FILTERS = [': f'EXCLUDE_JIT_FILTERS = [*{PATTERNS}, ',
     'FEAT_INTER_FILTERS = [': "FEAT_INTER_FILTERS = ['timm', ",
     # maps are the standard kind all the same
-    'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[:]': 'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[2:]',
+    'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[:]': 'EXCLUDE_FEAT_FILTERS = NON_STD_FILTERS[4:]',
 }
 
 
@@ -38,7 +38,7 @@ def main() -> int:
         Path(folder, 'conftest.py').write_text('import mmsoft.timm\n')
         Path(folder, 'pytest.ini').write_text('[pytest]\n')
         command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-W', 'ignore']
-        command += ['-k', 'soft_ or inline_', *sys.argv[1:], 'test_models.py']
+        command += ['-k', 'soft_ or inline_ or mila_ or ravlt_', *sys.argv[1:], 'test_models.py']
         return subprocess.run(command, cwd=folder).returncode
 
 

@@ -19,7 +19,7 @@ CONFIGS = ('.py', '.json', '.yaml', '.yml')
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', nargs='?', help='by default the one that the checkpoint carries')
-    parser.add_argument('checkpoint', help='.pth or .safetensors')
+    parser.add_argument('checkpoint', help='.pth, .safetensors, or .onnx of mmsoft export')
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or quoted glob pattern')
     parser.add_argument('--out-dir', required=True, metavar='FOLDER')
     parser.add_argument('--device', default='auto', help='auto (default), cpu or cuda:0')

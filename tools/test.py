@@ -13,6 +13,8 @@ from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
 from mmsoft.engine.demo import check_options
 from mmsoft.engine.launch import LAUNCHERS, part_processes
+from mmsoft.engine.own_data import DATA_HELP, folder_name
+from mmsoft.engine.own_data import check_options as check_own_data
 from mmsoft.engine.training import evaluate, run_folder
 
 
@@ -34,6 +36,7 @@ def main() -> None:
         metavar='PIXELS',
         help='test a classifier with pictures of each size',
     )
+    parser.add_argument('--data', metavar='FOLDER', help=DATA_HELP)
     parser.add_argument('--demo', action='store_true', help='on images drawn on the spot')
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
@@ -46,18 +49,24 @@ def main() -> None:
     args = parser.parse_args()
     if args.demo:
         check_options(args.cfg_options or {})
+    if args.data:
+        check_own_data(args.cfg_options or {}, args.demo)
     cfg = load_config(args.config, args.cfg_options)
-    own = f'work_dirs/{Path(args.config).stem}{"_demo" * args.demo}'
+    own = f'work_dirs/{Path(args.config).stem}{"_demo" * args.demo}{folder_name(args.data)}'
+    beside = run_folder(args.checkpoint)
+    if beside and args.data:  # the config of the run stays
+        beside = f'{beside}/test{folder_name(args.data)}'
     evaluate(
         cfg,
         args.checkpoint,
-        work_dir=args.work_dir or run_folder(args.checkpoint) or cfg.get('work_dir') or own,
+        work_dir=args.work_dir or beside or cfg.get('work_dir') or own,
         out=args.out,
         drawings=args.show_dir,
         demo=args.demo,
         launcher=args.launcher,
         trust_checkpoint=args.trust_checkpoint,
         sizes=args.sizes,
+        data=args.data,
     )
     part_processes()
 

@@ -18,6 +18,9 @@ from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
 from mmsoft.engine.demo import check_options
 from mmsoft.engine.launch import LAUNCHERS, part_processes
+from mmsoft.engine.own_data import DATA_HELP, folder_name
+from mmsoft.engine.own_data import check_options as check_own_data
+from mmsoft.engine.telling import next_steps
 from mmsoft.engine.training import demo_report, train
 
 
@@ -50,10 +53,23 @@ def parse() -> argparse.Namespace:
         '--no-pretrained', action='store_true', help='start at random instead of from pretrained weights'
     )
     parser.add_argument(
-        '--fine-tune', metavar='CHECKPOINT', help='start a classifier from it; the head is new if the classes differ'
+        '--fine-tune', metavar='CHECKPOINT', help='start from it; layers of classes are new where these differ'
     )
-    parser.add_argument('--linear-probe', metavar='CHECKPOINT', help='train a new head only, on features of it')
-    parser.add_argument('--img-size', type=int, metavar='PIXELS', help="another size of a classifier's pictures")
+    parser.add_argument(
+        '--linear-probe', metavar='CHECKPOINT', help="train a classifier's new head only, on features of it"
+    )
+    parser.add_argument(
+        '--img-size',
+        type=int,
+        nargs='+',
+        metavar='PIXELS',
+        help='another height and width of the pictures, or one number for both',
+    )
+    parser.add_argument('--epochs', type=int, metavar='N', help='another length of the run; the schedule follows')
+    parser.add_argument(
+        '--batch', type=int, metavar='N', help='images of an iteration, in all processes together; see --auto-scale-lr'
+    )
+    parser.add_argument('--data', metavar='FOLDER', help=DATA_HELP)
     parser.add_argument('--demo', action='store_true', help='a short training on images drawn on the spot')
     parser.add_argument('--seed', type=int, help="by default the config's randomness.seed, or 0")
     parser.add_argument(
@@ -70,9 +86,12 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     if args.demo:
-        check_options(args.cfg_options or {})
+        check_options(args.cfg_options or {}, dict(epochs=args.epochs, batch=args.batch))
+    if args.data:
+        check_own_data(args.cfg_options or {}, args.demo)
     cfg = load_config(args.config, args.cfg_options)
     kind = '_demo' * args.demo + ('_fine_tune' if args.fine_tune else '_linear_probe' if args.linear_probe else '')
+    kind += folder_name(args.data)
     try:
         runner = train(
             cfg,
@@ -90,11 +109,16 @@ def main() -> None:
             img_size=args.img_size,
             save_every=args.save_every,
             resume_anyway=args.resume_anyway,
+            data=args.data,
+            epochs=args.epochs,
+            batch=args.batch,
         )
     except Preempted as stop:
         print(f'{stop}; go on with --resume', file=sys.stderr)
         part_processes(stop.code)
         raise
+    if runner.rank == 0:
+        print(next_steps(runner, sys.argv[0]))
     if args.demo and runner.rank == 0:
         for name, path in demo_report(runner).items():
             print(f'{name}: {path}')

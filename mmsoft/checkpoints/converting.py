@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmsoft.models.backbone import PYRAMID
 from mmsoft.models.family import FAMILIES, Family, our_family, published_family
 from mmsoft.weights import CheckpointError, fit_weights, read_state_dict
-from mmsoft.weights.fitting import PYRAMID, take_prefix
+from mmsoft.weights.fitting import take_prefix
 from mmsoft.weights.writing import WRITTEN, to_bytes, write
 
 from .architecture import Architecture, read_architecture
@@ -32,8 +33,9 @@ def convert(
     if any(name.startswith('backbone.') for name in weights):
         weights = take_prefix(weights, 'backbone.', str(source))
     family, to_ours = _find_family(weights, str(source))
-    if not to_ours:  # the authors' models have none
-        weights = {name: value for name, value in weights.items() if not name.startswith(PYRAMID)}
+    if not to_ours:  # most authors' models have no pyramid, and no name for it
+        nameless = {name for name in family.to_published(weights) if name.startswith(PYRAMID)}
+        weights = {name: value for name, value in weights.items() if name not in nameless}
     outside = count - len(weights)
     there, back = (family.to_ours, family.to_published) if to_ours else (family.to_published, family.to_ours)
     result = there(weights)

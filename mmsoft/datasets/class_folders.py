@@ -4,7 +4,7 @@ import csv
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,9 @@ class ClassFolders(Dataset):
             ``name label`` (commas do as well), or one label a line for the pictures in the order of
             their names. A label is the name of a class folder, the number of one in their order from
             0, or, in the challenge's own ground truth, a number that meta.mat beside it explains.
-        classes: The folder whose folders are the classes: a part of them in ``split`` keeps their numbers.
+        classes: The folder whose folders are the classes: a part of them in ``split`` keeps their numbers. With
+            ``listing``, the names of the classes themselves.
+        listing: A CSV file of ``picture,class``, pictures below ``data_root``, in place of folders.
         record: A file for pictures that cannot be read; in training others take their place, in
             evaluation they count as misses.
     """
@@ -54,17 +56,17 @@ class ClassFolders(Dataset):
         split: str,
         transform: Mapping[str, Any],
         labels: str | None = None,
-        classes: str = 'train',
+        classes: str | Sequence[str] = 'train',
         record: str | None = None,
+        listing: str | None = None,
     ) -> None:
-        folders, split, labels = places(dict(data_root=data_root, split=split, labels=labels, classes=classes))
-        names = class_names(folders, split, labels)
-        self.samples = find_samples(split, labels, names)
+        config = dict(data_root=data_root, split=split, labels=labels, classes=classes, listing=listing)
+        names, self.samples = contents(config)
         self.training = bool(transform.get('is_training'))
         self.transform = make_transform(transform)
         self.faults = FaultRecord(record)
         self.metainfo = dict(classes=names)
-        self.data_prefix = dict(img=str(split))
+        self.data_prefix = dict(img=str(Path(data_root, split)))
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -128,10 +130,37 @@ def _at_least_one_bit(level_fn: Callable) -> Callable:
     return lambda *arguments: (max(1, level_fn(*arguments)[0]),)
 
 
+def contents(config: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, int]]]:
+    """Names of the classes, and paths and class numbers of all pictures, of the options of ClassFolders."""
+    if config.get('listing'):
+        names = tuple(config['classes'])
+        return names, read_listing(Path(config['listing']), Path(config['data_root']), names)
+    folders, folder, labels = places(config)
+    names = class_names(folders, folder, labels)
+    return names, find_samples(folder, labels, names)
+
+
+def classes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the classes."""
+    return tuple(config['classes']) if config.get('listing') else class_names(*places(config))
+
+
+def read_listing(listing: Path, root: Path, classes: Sequence[str]) -> list[tuple[str, int]]:
+    """Paths and class numbers of the pictures in a CSV file."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    with listing.open(encoding='utf-8', newline='') as file:
+        rows = list(csv.reader(file))
+    for line, row in enumerate(rows, 1):
+        if len(row) != 2 or row[1] not in numbers:
+            raise LabelError(f'{str(listing)!r}, line {line}: expected a picture and one of its classes; got {row}')
+    return [(str(root / name), numbers[label]) for name, label in rows]
+
+
 def places(config: Mapping[str, Any]) -> tuple[Path, Path, Path | None]:
     """Where the options of ClassFolders say that the classes, the pictures and the labels are."""
     root, labels = Path(config['data_root']), config.get('labels')
-    return root / config.get('classes', 'train'), root / config['split'], root / labels if labels else None
+    classes = '' if config.get('listing') else config.get('classes', 'train')
+    return root / classes, root / config['split'], root / labels if labels else None
 
 
 def class_names(classes: Path, split: Path, labels: Path | None) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from mmengine.registry import DATASETS
 from mmsoft.files import shown
 
 from .annotations import CocoLook
-from .class_folders import SUFFIXES, ClassFolders, LabelError, class_names, find_samples, make_transform, places
+from .class_folders import SUFFIXES, ClassFolders, LabelError, classes_of, contents, make_transform, places
 
 # What the published archives unpack to, under the data root.
 TREES = {
@@ -260,7 +260,7 @@ def class_count(dataset: Mapping[str, Any]) -> int | None:
     """How many classes class folders have; None for data of other kinds."""
     for config in leaf_datasets(dataset):
         if issubclass(_find(config['type']), ClassFolders):
-            return len(class_names(*places(config)))
+            return len(classes_of(config))
     return None
 
 
@@ -278,22 +278,25 @@ def _check_class_folders(config: Mapping[str, Any]) -> list[str]:
     def fail(problem: str) -> NoReturn:
         _refuse('ClassFolders', config['data_root'], ['mmsoft.ClassFolders'], problem)
 
-    folders, folder, labels = places(config)
+    _, folder, labels = places(config)
     if not folder.is_dir():
         fail(f'there is no folder {str(folder)!r}')
     if labels and not labels.is_file():
         fail(f'there is no file of labels {str(labels)!r}')
     try:
-        classes = class_names(folders, folder, labels)
-        samples = find_samples(folder, labels, classes)
-    except LabelError as error:
+        classes, samples = contents(config)
+    except (LabelError, OSError) as error:
         fail(str(error))
     make_transform(config['transform'])  # says what is wrong with its options
     if not samples and not labels and any(path.suffix.lower() in SUFFIXES for path in folder.iterdir()):
         fail(f'{str(folder)!r} holds pictures, not class folders: name the file of their labels with dataset.labels')
     if not samples:
         fail(f'there are no pictures in class folders of {str(folder)!r}')
-    if labels:
+    if config.get('listing'):
+        missing = _missing((path for path, _ in samples), str(folder))
+        if missing:
+            fail(f'{len(missing)} of the {len(samples)} pictures are missing, such as {missing[0]!r}')
+    if labels or config.get('listing'):
         return []
     present = {path.name for path in folder.iterdir() if path.is_dir()}
     if present - set(classes):

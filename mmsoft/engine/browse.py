@@ -17,37 +17,58 @@ from .parts import kind_of, pipelines
 from .tasks import task_of
 
 
-def browse(cfg: Config, out_dir: str | Path, mode: str = 'train', count: int = 20, demo: bool = False) -> Path:
-    """Draw ``count`` samples, spread evenly over the data set of ``mode``; the path of the sheet with all of them."""
+def browse(
+    cfg: Config,
+    out_dir: str | Path,
+    mode: str = 'train',
+    count: int = 20,
+    demo: bool = False,
+    data: str | None = None,
+) -> Path:
+    """Draw ``count`` samples, spread evenly over the data set of ``mode``; the path of the sheet with all of them.
+
+    ``data`` is a folder of one's own, whose annotations are written below ``out_dir``.
+    """
     if count < 1:
         raise ValueError(f'--count must be 1 or more; got {count}')
     if demo:
         from .demo import overlay
 
         overlay(cfg)
+    if data:
+        from .own_data import use_own_data
+
+        use_own_data(cfg, data, out_dir)
     guard_files(cfg)
     for remark in check_data(cfg, mode, classes=False):
         print(shown(remark))
+    record = Path(out_dir, 'faults.jsonl')
+    drawings = drawn_samples(cfg, mode, count, record)
+    for title, drawing in drawings.items():
+        write_picture(drawing, place_below(out_dir, f'{title.replace(" ", "_")}.png'))
+    sheet = Path(out_dir, 'sheet.png')
+    contact_sheet(list(drawings.values()), sheet, titles=list(drawings))
+    for file, fault in read_faults(record).items():
+        print(shown(f'{file}: {fault}'))
+    return sheet
+
+
+def drawn_samples(cfg: Config, mode: str, count: int, record: Path) -> dict[str, np.ndarray]:
+    """Titles and pictures (H, W, 3) of samples; files that cannot be read go on record."""
     init_default_scope(cfg.get('default_scope', 'mmengine'))
-    record, loader = Path(out_dir, 'faults.jsonl'), cfg[f'{mode}_dataloader']
+    loader, drawings = cfg[f'{mode}_dataloader'], {}
     for pipeline in pipelines(loader.dataset):
         _annotations_first(pipeline)
     task = task_of(cfg)
     dataset = DATASETS.build(read_safely(loader, record, mode == 'train', task.label_count(cfg)).dataset)
     set_random_seed(0)
-    drawings, titles = [], []
     for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int).tolist():
         packed = dataset[index]
         to_picture = getattr(dataset, 'to_picture', lambda inputs: inputs.permute(1, 2, 0).numpy())
         image = to_picture(packed['inputs'])
-        titles.append(f'{index} {Path(packed["data_samples"].img_path).stem}')
-        drawings.append(task.draw(image, packed['data_samples'], dataset.metainfo, truth=True))
-        write_picture(drawings[-1], place_below(out_dir, f'{titles[-1].replace(" ", "_")}.png'))
-    sheet = Path(out_dir, 'sheet.png')
-    contact_sheet(drawings, sheet, titles=titles)
-    for file, fault in read_faults(record).items():
-        print(shown(f'{file}: {fault}'))
-    return sheet
+        title = f'{index} {Path(packed["data_samples"].img_path).stem}'
+        drawings[title] = task.draw(image, packed['data_samples'], dataset.metainfo, truth=True)
+    return drawings
 
 
 def _annotations_first(pipeline: list) -> None:

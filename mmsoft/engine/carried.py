@@ -45,7 +45,10 @@ def carried_config(content: Any, source: str) -> Config:
     absent = [key for key in _USED[:2] if not isinstance(tree.get(key), dict)]
     if absent:
         raise CheckpointError(f'the config in {source} has no {" and no ".join(absent)}: {_WAY_OUT}')
-    if tree.get('default_scope', 'mmengine') not in _LIBRARIES:
+    for part in walk_dicts([tree[key] for key in _USED[:2]]):
+        _shorten(part)
+    tree['default_scope'] = tree.get('default_scope') or _library(tree['model'].get('type'))
+    if tree['default_scope'] not in _LIBRARIES:
         raise CheckpointError(
             f"the config in {source} has the scope {tree['default_scope']!r}, none of OpenMMLab's: {_WAY_OUT}"
         )
@@ -57,6 +60,19 @@ def carried_config(content: Any, source: str) -> Config:
         if odd:
             raise CheckpointError(f'the model in {source} has {odd[:80]!r}, which may run code: {_WAY_OUT}')
     return Config({key: tree[key] for key in _USED if key in tree})
+
+
+def _shorten(part: dict) -> None:
+    """A class by the name that it is registered with: ``mmdet.RetinaNet`` for ``mmdet.models.detectors.RetinaNet``."""
+    library, *inner = str(part.get('type')).split('.')
+    if len(inner) > 1 and library in {*_LIBRARIES, 'torch'}:
+        part['type'] = inner[-1] if library == 'torch' else f'{library}.{inner[-1]}'
+
+
+def _library(kind: Any) -> str:
+    """The scope where none is given: that of the model."""
+    library = str(kind).split('.')[0]
+    return library if library in MODULE2PACKAGE else 'mmengine'
 
 
 def _texts(part: Mapping[str, Any]) -> Iterator[str]:

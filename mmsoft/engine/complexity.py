@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmsoft.ops.dispatch import without
+from mmsoft.ops import kernels
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -26,7 +26,7 @@ def _attention_flops(query: tuple[int, ...], key: tuple[int, ...], value: tuple[
 def _counter() -> Iterator[FlopCounterMode]:
     """It sits below autograd and sees every product, Newton's steps and fused attention included; not into kernels."""
     mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
-    with without('triton'), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+    with kernels('no-triton'), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
         yield counter
 
 

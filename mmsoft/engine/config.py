@@ -1,7 +1,8 @@
 """Configs made ready to run: options merged, data and weights checked, faults and interruptions provided for."""
 
+import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from torch import Tensor
 from mmsoft.checkpoints import CheckpointError
 from mmsoft.datasets.layout import check_dataset, check_evaluator, class_count, leaf_datasets
 from mmsoft.models.archs import STRIDES
-from mmsoft.models.backbone import is_pretrained
+from mmsoft.models.backbone import Backbone, is_pretrained
+from mmsoft.models.family import our_family
 from mmsoft.registry import MODELS
-from mmsoft.weights.shapes import image_size
 from mmsoft.weights.sources import is_remote, where_published
 
 from .files import read_without_code
 from .parts import LOADERS, kind_of, walk_dicts
+from .plain import plain_config
+from .sizes import resize_pictures
 from .tasks import CLASSIFICATION, task_of
 
 LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last stage
@@ -40,7 +43,7 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     if os.environ.get('MMSOFT_DATA') == '':
         raise ValueError('MMSOFT_DATA is set but empty; set it to the folder that holds the data sets, or unset it')
     read_without_code()
-    cfg = Config.fromfile(path)
+    cfg = plain_config(Config.fromfile(path))
     old_root = cfg.get('data_root')
     _reject_unknown_options(cfg, options or {})
     cfg.merge_from_dict(dict(options or {}))
@@ -150,7 +153,7 @@ def start_from(cfg: Config, checkpoint: str, only_head: bool) -> None:
             backbone.frozen_stages = MODELS.build(dict(backbone, init_cfg=None)).freezable
     lr, epochs = cfg.optim_wrapper.optimizer.lr, cfg.train_cfg.get('max_epochs')
     for hook in cfg.get('custom_hooks') or ():
-        if hook.type == 'mmsoft.CosineSchedule' and epochs:  # those of pretraining are for a higher lr and a longer run
+        if kind_of(hook) == 'CosineSchedule' and epochs:  # those of pretraining are for a higher lr and a longer run
             hook.update(min_lr=lr / 100, warmup_lr=min(hook.get('warmup_lr', 1e-6), lr / 100))
             hook.warmup_epochs = min(hook.warmup_epochs, epochs / 10)
 
@@ -158,25 +161,53 @@ def start_from(cfg: Config, checkpoint: str, only_head: bool) -> None:
 def check_sizes(cfg: Config, sizes: Iterable[int]) -> None:
     """Raise unless this is a classifier that can have pictures of these sizes."""
     for size in sizes:
-        only_for_classifiers(cfg, '--img-size and --sizes', 'change the pipelines of the config')
-        if size < LEAST_IMAGE:
-            raise ValueError(f'pictures must have sides of at least {LEAST_IMAGE}; got {size}')
+        only_for_classifiers(cfg, '--sizes', 'change the pipelines of the config')
+        _check_side(size)
 
 
-def set_img_size(cfg: Config, size: int, tables: bool = True) -> None:
-    """Pictures of another size for a classifier; with ``tables``, position tables of that size as well."""
-    check_sizes(cfg, [size])
-    for leaf in _leaves(cfg):
-        leaf.transform.input_size = size
-    if tables:
-        cfg.model.backbone.img_size = size
+def _check_side(side: int) -> None:
+    if side < LEAST_IMAGE:
+        raise ValueError(f'pictures must have sides of at least {LEAST_IMAGE}; got {side}')
 
 
-def take_table_size(cfg: Config, weights: Mapping[str, Tensor]) -> None:
-    """Position tables of a classifier as large as in these weights: they are resized once, to the pictures."""
-    size = image_size({name.removeprefix('backbone.'): value for name, value in weights.items()})
-    if task_of(cfg) is CLASSIFICATION and size:
-        cfg.model.backbone.img_size = list(size)
+def set_img_size(cfg: Config, size: int | Sequence[int], tables: bool = True) -> None:
+    """Pictures of another size, (height, width) or one for both; with ``tables``, position tables of that size as well.
+
+    A classifier's are square.
+    """
+    sides = (size,) if isinstance(size, int) else tuple(size)
+    if len(sides) not in (1, 2):
+        raise ValueError(f'--img-size takes a height and a width, or one number for both; got {sides}')
+    height, width = sides[0], sides[-1]
+    _check_side(min(height, width))
+    if task_of(cfg) is not CLASSIFICATION:
+        resize_pictures(cfg, height, width)
+    elif height != width:
+        raise ValueError(f"a classifier's pictures are square; got --img-size {height} {width}")
+    for leaf in _leaves(cfg) if task_of(cfg) is CLASSIFICATION else ():
+        leaf.transform.input_size = height
+    if tables and _has_tables(cfg):
+        cfg.model.backbone.img_size = height if height == width else [height, width]
+
+
+def _has_tables(cfg: Config) -> bool:
+    """Whether the backbone is a classifier, or one of ours, or one that is built as ours are."""
+    if task_of(cfg) is CLASSIFICATION:
+        return True
+    kind = cfg.model.get('backbone', {}).get('type')
+    kind = MODELS.get(kind) if isinstance(kind, str) else kind
+    return isinstance(kind, type) and issubclass(kind, Backbone)
+
+
+def model_for(cfg: Config, weights: Mapping[str, Tensor]) -> ConfigDict:
+    """The config's model, with position tables as large as in these weights: they are resized once, to the pictures."""
+    weights = {name.removeprefix('backbone.'): value for name, value in weights.items()}
+    family = our_family(weights)
+    size = family.img_size(weights) if family else None
+    model = copy.deepcopy(cfg.model)
+    if size and _has_tables(cfg):
+        model.backbone.img_size = list(size)
+    return model
 
 
 def check_data(cfg: Config, *modes: str, classes: bool = True) -> list[str]:

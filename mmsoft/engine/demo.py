@@ -46,8 +46,11 @@ SETS = (
 )
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise a ValueError if ``options`` of a config hold what the demo sets."""
+def check_options(options: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> None:
+    """Raise a ValueError if ``options`` of a config, or those of a tool that are ``given``, hold what the demo sets."""
+    for name, value in (given or {}).items():
+        if value is not None:
+            raise ValueError(f'--demo sets data, batches and schedule itself: leave out --{name}')
     for key in options:
         if any(f'{key}.'.startswith(f'{own}.') or own.startswith(f'{key}.') for own in SETS):
             raise ValueError(

@@ -21,6 +21,7 @@ from .runner import Runner
 from .saving import MakeUpValidation, SaveAnywhere
 from .schedules import fitted
 from .tasks import task_of
+from .telling import TellLength
 from .watching import TellPlace
 
 
@@ -81,6 +82,11 @@ class EvaluationRunner(GuardedRunner):
 
     faults = 'test_faults.jsonl'
 
+    def take_model(self, model: Mapping) -> None:
+        """In place of the config's, which stays as it is written."""
+        if model != self.cfg.model:
+            self.model = self.wrap_model(self.cfg.get('model_wrapper_cfg'), self.build_model(model))
+
     def evaluate_with(self, metrics: list[Mapping]) -> None:
         self._test_evaluator = metrics
 
@@ -128,7 +134,14 @@ class TrainingRunner(GuardedRunner):
         super().register_hook(hook, priority)
 
     def own_hooks(self) -> list[Hook]:
-        ours = [SeedEachIteration(), AverageLosses(), StopAtInvalidLoss(), MakeUpValidation(), TellPlace()]
+        ours = [
+            SeedEachIteration(),
+            AverageLosses(),
+            StopAtInvalidLoss(),
+            MakeUpValidation(),
+            TellPlace(),
+            TellLength(),
+        ]
         return [*super().own_hooks(), *ours, SaveAnywhere(self.cfg.get('save_every'))]
 
 

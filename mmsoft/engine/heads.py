@@ -58,37 +58,59 @@ def check_heads(cfg: Config, mode: str) -> None:
 
     Heads that are told classes in words (``language_model``) have no number of them.
     """
-    if 'language_model' in cfg.model:
-        return
-    found = dict(head_counts(cfg.model))
+    for kind, meta, wrong in _misfits(cfg, mode):
+        heads = ', '.join(f'{name} is {count}' for name, count in head_counts(cfg.model) if name in wrong)
+        mended = {**wrong, **_weights(cfg, wrong)}
+        options = ' '.join(f'{name}={value}' for name, value in mended.items()).replace(', ', ',')
+        raise ValueError(
+            f'the {mode} data ({kind}) has {len(meta["classes"])} classes, but {heads}: set --cfg-options '
+            f'{options}, or name the classes that are meant with metainfo=dict(classes=...) in the data sets'
+        )
+
+
+def fit_heads(cfg: Config, mode: str) -> dict[str, int]:
+    """Give every head the classes of this mode's data; dotted names and values of what changed."""
+    wrong = next((wrong for _, _, wrong in _misfits(cfg, mode)), {})
+    set_counts(cfg, wrong)
+    return wrong
+
+
+def set_counts(cfg: Config, counts: Mapping[str, int]) -> None:
+    """Other class counts, by their dotted names, and losses with as many weights."""
+    cfg.merge_from_dict({**counts, **_weights(cfg, counts)})
+
+
+def _misfits(cfg: Config, mode: str) -> Iterator[tuple[str, Mapping[str, Any], dict[str, int]]]:
+    """Of each data set that heads do not fit: its kind, its metainfo, and what the heads' counts should be."""
     for kind, meta in class_lists(cfg[f'{mode}_dataloader'].dataset):
-        wanted = {name: _wanted(name.rpartition('.')[2], meta, found) for name in found}
-        wrong = {name: count for name, count in wanted.items() if count != found[name]}
+        wrong = misfits(cfg, meta)
         if wrong:
-            heads = ', '.join(f'{name} is {found[name]}' for name in wrong)
-            mended = {**wrong, **_weights(cfg, found, wanted)}
-            options = ' '.join(f'{name}={value}' for name, value in mended.items())
-            raise ValueError(
-                f'the {mode} data ({kind}) has {len(meta["classes"])} classes, but {heads}: set --cfg-options '
-                f'{options}, or name the classes that are meant with metainfo=dict(classes=...) in the data sets'
-            )
+            yield kind, meta, wrong
 
 
-def _weights(cfg: Config, found: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, str]:
+def misfits(cfg: Config, meta: Mapping[str, Any]) -> dict[str, int]:
+    """Dotted names of the counts that do not fit these classes, and what they should be."""
+    found = {} if 'language_model' in cfg.model else dict(head_counts(cfg.model))
+    wanted = {name: _wanted(name.rpartition('.')[2], meta) for name in found}
+    return {name: count for name, count in wanted.items() if count != found[name]}
+
+
+def _weights(cfg: Config, changed: Mapping[str, int]) -> dict[str, list]:
     """Lists of a weight a class, and perhaps one of none, in the losses of heads that change: as long as is wanted."""
-    lists = {}
-    for head in dict.fromkeys(name.rpartition('.')[0] for name in wanted if wanted[name] != found[name]):
+    lists, found = {}, dict(head_counts(cfg.model))
+    wanted = {**found, **changed}
+    for head in dict.fromkeys(name.rpartition('.')[0] for name in changed):
         names = [name for name in found if name.rpartition('.')[0] == head]
         old, new = (sum(counts[name] for name in names) for counts in (found, wanted))
         part = reduce(lambda node, key: node[int(key) if key.isdigit() else key], head.split('.'), cfg)
         for key, loss in part.items():
             weights = loss.get('class_weight') if isinstance(loss, Mapping) else None
             if isinstance(weights, (list, tuple)) and len(weights) in (old, old + 1) and len(set(weights[:old])) == 1:
-                lists[f'{head}.{key}.class_weight'] = str([weights[0]] * new + list(weights[old:])).replace(' ', '')
+                lists[f'{head}.{key}.class_weight'] = [weights[0]] * new + list(weights[old:])
     return lists
 
 
-def _wanted(name: str, meta: Mapping[str, Any], found: Mapping[str, int]) -> int:
+def _wanted(name: str, meta: Mapping[str, Any]) -> int:
     """Things alone where the data tells them from stuff: boxes and masks are of things."""
     classes = set(meta['classes'])
     stuff = len(classes.intersection(meta.get('stuff_classes', ())))

@@ -17,6 +17,7 @@ from mmengine.runner import Runner
 from mmsoft.datasets.reading import SIZE_IF_UNKNOWN, FaultRecord, read_faults
 from mmsoft.datasets.seeding import mix_seeds
 from mmsoft.files import json_names, places_below
+from mmsoft.ops.dispatch import reads_at_once
 from mmsoft.registry import HOOKS
 from mmsoft.visualization import write_picture
 
@@ -75,7 +76,7 @@ class StopAtInvalidLoss(Hook):
         loss = outputs['loss'].detach()
         files = [sample.img_path for sample in data_batch['data_samples']]
         self.pending.append((runner.iter, files, torch.isfinite(loss).all()))
-        if loss.device.type == 'cpu' or len(self.pending) >= self.interval:
+        if reads_at_once(loss) or len(self.pending) >= self.interval:
             self._look(runner)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:

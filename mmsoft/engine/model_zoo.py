@@ -1,4 +1,4 @@
-"""The model zoo: entries of ``model-index.yml`` and its metafiles, and the README's tables made from them."""
+"""The model zoo: entries of ``model-index.yml`` and its metafiles, and the page of tables made from them."""
 
 import re
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 INDEX = 'model-index.yml'
+PAGE = 'docs/model_zoo.md'
 BEGIN, END = '<!-- zoo:begin -->', '<!-- zoo:end -->'
 ORIGINS = ('paper', 'ours')
 _KEYS = {'Name', 'In Collection', 'Config', 'Metadata', 'Results', 'Weights'}
@@ -50,39 +51,36 @@ def zoo_tables(models: Iterable[dict]) -> str:
 
 
 def _table(dataset: str, metrics: tuple[str, ...], models: list[dict]) -> str:
-    heads = [dataset, 'parameters', *(f'{metric}, {origin}' for metric in metrics for origin in ORIGINS), 'weights']
-    rows = [heads, ['---'] * len(heads)]
-    for model in models:
-        values = {
-            (metric, result['Origin']): value
-            for result in model['Results']
-            for metric, value in result['Metrics'].items()
-        }
-        cells = [values.get((metric, origin)) for metric in metrics for origin in ORIGINS]
-        rows.append(
-            [
-                f'[`{model["Name"]}`]({model["Config"]})',
-                f'{model["Metadata"]["Parameters"] / 1e6:.1f} M',
-                *('' if cell is None else f'{cell}' for cell in cells),
-                f'[file]({model["Weights"]})' if model['Weights'] else '',
-            ]
-        )
-    return '\n'.join('| ' + ' | '.join(row) + ' |' for row in rows)
+    """A row a model; columns that are blank in each of them are left out."""
+    columns = [('parameters', [f'{model["Metadata"]["Parameters"] / 1e6:.1f} M' for model in models])]
+    for metric in metrics:
+        for origin in ORIGINS:
+            columns.append((f'{metric}, {origin}', [_value(model, metric, origin) for model in models]))
+    columns.append(('weights', [f'[file]({model["Weights"]})' if model['Weights'] else '' for model in models]))
+    names = [f'`{model["Name"]}`' for model in models]
+    filled = [(head, *values) for head, values in columns if any(values)]
+    heads, *cells = zip((dataset, *names), *filled, strict=True)
+    return '\n'.join('| ' + ' | '.join(row) + ' |' for row in (heads, ['---'] * len(heads), *cells))
+
+
+def _value(model: dict, metric: str, origin: str) -> str:
+    values = [result['Metrics'].get(metric) for result in model['Results'] if result['Origin'] == origin]
+    return ''.join(str(value) for value in values if value is not None)
 
 
 def with_tables(text: str, tables: str) -> str:
     """``text`` with these tables between its two markers."""
     pattern = re.compile(f'{re.escape(BEGIN)}.*?{re.escape(END)}', re.DOTALL)
     if len(pattern.findall(text)) != 1:
-        raise ValueError(f'README.md must have the markers {BEGIN} and {END} once, in this order')
+        raise ValueError(f'{PAGE} must have the markers {BEGIN} and {END} once, in this order')
     return pattern.sub(lambda _: f'{BEGIN}\n{tables}\n{END}', text)
 
 
-def update_readme(root: Path) -> Path:
-    """Put the tables of the index into the README beside it."""
-    path = root / 'README.md'
+def update_page(root: Path) -> Path:
+    """Put the tables of the index into the documentation's page."""
+    path = root / PAGE
     if not path.is_file():
-        raise FileNotFoundError(f'{str(path)!r} does not exist: the README is written in a checkout only')
+        raise FileNotFoundError(f'{str(path)!r} does not exist: the page is written in a checkout only')
     text = with_tables(path.read_text(encoding='utf-8'), zoo_tables(read_zoo(root)))
     path.write_text(text, encoding='utf-8')
     return path

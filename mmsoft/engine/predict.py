@@ -14,6 +14,7 @@ from mmsoft.datasets.reading import FaultRecord
 from mmsoft.files import json_name, places_below
 from mmsoft.visualization import DrawnVideo, can_write, opencv_name, write_picture
 
+from .exported import SUFFIXES, ExportedPredictor
 from .predictor import Predictor, find_inputs, frames, is_video, load_model
 
 __all__ = ['Summary', 'find_inputs', 'load_model', 'predict']
@@ -49,7 +50,7 @@ def predict(
     out_dir = Path(out_dir)
     files = find_inputs(inputs, skip=[out_dir / 'drawn', out_dir / 'labels'])
     out_dir.mkdir(parents=True, exist_ok=True)
-    loaded = Predictor(checkpoint, cfg, device, trust, options)
+    loaded = _loaded(checkpoint, cfg, device, trust, options)
     run = _Run(loaded, out_dir, score_thr if drawings else None, files)
     try:
         with Progress() as progress:
@@ -60,6 +61,18 @@ def predict(
     finally:
         run.finish()
     return Summary(run.count, run.unreadable)
+
+
+def _loaded(
+    checkpoint: str, cfg: Config | None, device: str, trust: bool, options: Mapping[str, Any] | None
+) -> Predictor | ExportedPredictor:
+    """Of a checkpoint, or of a file that was exported, which has no config to change and runs on the CPU."""
+    if not checkpoint.endswith(SUFFIXES):
+        return Predictor(checkpoint, cfg, device, trust, options)
+    wrong = {'a config': cfg, '--cfg-options': options, f'--device {device}': device not in ('auto', 'cpu')}
+    if given := next((name for name, value in wrong.items() if value), None):
+        raise ValueError(f'{checkpoint!r} is a whole model, which runs on the CPU as it is: leave out {given}')
+    return ExportedPredictor(checkpoint)
 
 
 def _steps(file: Path) -> int:
@@ -79,7 +92,9 @@ def _drawn_name(name: str, file: Path) -> str:
 class _Run:
     """Predicts one picture after the other and writes what it finds."""
 
-    def __init__(self, loaded: Predictor, folder: Path, score_thr: float | None, files: dict[str, Path]) -> None:
+    def __init__(
+        self, loaded: Predictor | ExportedPredictor, folder: Path, score_thr: float | None, files: dict[str, Path]
+    ) -> None:
         self.loaded, self.folder, self.score_thr = loaded, folder, score_thr
         self.count, self.unreadable, self.faults = 0, {}, FaultRecord(None)
         if score_thr is not None:

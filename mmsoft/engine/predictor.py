@@ -18,13 +18,13 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from torch import nn
 
 from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
-from mmsoft.datasets.class_folders import class_names, places
+from mmsoft.datasets.class_folders import classes_of
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
 from mmsoft.visualization import opencv_name
 
 from .carried import carried_config, registered_names
-from .config import guard_files, load_config, take_table_size, without_pretrained
+from .config import guard_files, load_config, model_for, without_pretrained
 from .parts import kind_of
 from .tasks import Task, task_of
 
@@ -36,12 +36,12 @@ def load_model(
     cfg: Config, checkpoint: str | Path, device: str = 'auto', trust: bool = False
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The config's model with every weight of the checkpoint, ready to predict, and its classes and palette."""
-    device = _device(device)
+    device = device_of(device)
     guard_files(cfg, trust)
     return _build(cfg, read_checkpoint(checkpoint, trust), str(checkpoint), device)
 
 
-def _device(name: str) -> str:
+def device_of(name: str) -> str:
     if name == 'auto':
         return 'cuda:0' if torch.cuda.is_available() else 'cpu'
     if name.startswith('cuda') and not torch.cuda.is_available():
@@ -56,8 +56,9 @@ def _build(cfg: Config, content: Any, source: str, device: str) -> tuple[nn.Modu
     init_default_scope(scope)
     without_pretrained(cfg)
     weights = load(content)
-    take_table_size(cfg, weights)
-    model = revert_sync_batchnorm(MODELS.build(cfg.model))  # the same in evaluation, and it runs everywhere
+    model = revert_sync_batchnorm(
+        MODELS.build(model_for(cfg, weights))
+    )  # the same in evaluation, and it runs everywhere
     load_weights(model, names_for(model, weights), source=source)
     return model.to(device).eval(), _meta(cfg, content, model)
 
@@ -74,8 +75,7 @@ def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
             meta = {**getattr(registry.get(leaf.type), 'METAINFO', {}), **leaf.get('metainfo', {})}
         source = f'the data set {leaf.type}'
         if kind_of(leaf) == 'ClassFolders':
-            folders, split, _ = places(leaf)
-            meta['classes'] = class_names(folders, split, None)
+            meta['classes'] = classes_of(dict(leaf, labels=None))
     count = task_of(cfg).num_classes(model)
     classes = tuple(meta.get('classes') or (f'class {index}' for index in range(count)))
     if len(classes) != count:
@@ -158,7 +158,7 @@ class Predictor:
         trust: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        source, device = str(checkpoint), _device(device)
+        source, device = str(checkpoint), device_of(device)
         cfg = load_config(config) if isinstance(config, (str, Path)) else config
         self.guard = nullcontext if cfg else partial(registered_names, source)
         if cfg:

@@ -43,11 +43,12 @@ class Runner(runner.Runner):
     """``cfg.trust_checkpoint`` permits pickles that run code; everything else is MMEngine's.
 
     ``saved_iter`` is the iteration of the last checkpoint that can be resumed, ``collected`` what all processes give to
-    the next one, ``config_values`` what its config is known by.
+    the next one, ``config_values`` what its config is known by. ``fresh``, where given, are the only tensors that
+    weights to start from need not have.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.saved_iter, self.collected, self.config_values = 0, {}, {}
+        self.saved_iter, self.collected, self.config_values, self.fresh = 0, {}, {}, None
         super().__init__(*args, **options)
 
     def build_train_loop(self, loop: BaseLoop | dict) -> BaseLoop:
@@ -129,11 +130,13 @@ class Runner(runner.Runner):
             }
         weights = names_for(model, weights)
         shapes = {name: value.shape for name, value in model.state_dict().items()}
-        if {name: value.shape for name, value in weights.items()} == shapes:
+        if not self.fresh and {name: value.shape for name, value in weights.items()} == shapes:
             model.load_state_dict(weights)
             self.logger.info(f'all {len(shapes)} tensors of the model loaded from {filename}')
         else:
-            load_weights(model, weights, source=str(filename), strict=strict or self._resume)
+            fresh = None if self._resume else self.fresh
+            strict = strict or self._resume or fresh is not None
+            load_weights(model, weights, source=str(filename), strict=strict, fresh=sorted(fresh or ()))
         self._has_loaded = True
         return checkpoint
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import BaseLoop
@@ -23,7 +24,7 @@ def fit_warmup(schedule: Sequence[Mapping[str, Any]], loop: BaseLoop) -> list[di
     for number, part in enumerate(schedule):
         unit = 'epochs' if part.get('by_epoch', True) else 'iterations'
         length, end = loop.max_epochs if unit == 'epochs' else loop.max_iters, part.get('end', math.inf)
-        if kind_of(part) != 'LinearLR' or part.get('begin', 0) or end < length or part.get('end_factor', 1) < 1:
+        if not _is_warmup(part) or end < length:
             continue
         new = max(SHORTEST, length // SHARE)
         new = new if new <= length else 0
@@ -38,6 +39,47 @@ def fit_warmup(schedule: Sequence[Mapping[str, Any]], loop: BaseLoop) -> list[di
                 follower['begin'] = new
         fitting[number]['end'] = new
     return [part for part in fitting if part.get('end') != 0]
+
+
+def set_length(cfg: Config, epochs: int, epoch_length: Callable[[], int]) -> None:
+    """A run of so many epochs: the schedule is stretched, except for its warm-up, and intervals do not outlast the run.
+
+    ``epoch_length`` tells the iterations of an epoch, for runs that count iterations.
+    """
+    loop = cfg.train_cfg
+    unit, new = ('max_iters', epochs * epoch_length()) if 'max_iters' in loop else ('max_epochs', epochs)
+    factor, loop[unit] = new / loop[unit], new
+    schedule = cfg.get('param_scheduler') or []
+    parts = [schedule] if isinstance(schedule, Mapping) else schedule
+    for part in parts:
+        same_unit = [other for other in parts if other.get('by_epoch', True) == part.get('by_epoch', True)]
+        _stretch(part, factor, max((other.get('end', 0) for other in same_unit if _is_warmup(other)), default=0))
+    for node, name in ((loop, 'val_interval'), (cfg.get('default_hooks', {}).get('checkpoint', {}), 'interval')):
+        if name in node:
+            node[name] = min(node[name], max(1, round(node[name] * factor)))
+    for hook in cfg.get('custom_hooks') or ():
+        if 'switch_epoch' in hook:
+            hook.switch_epoch = round(hook.switch_epoch * factor)
+        if kind_of(hook) == 'CosineSchedule':
+            hook.warmup_epochs = min(hook.warmup_epochs, new / SHARE)
+
+
+def _is_warmup(part: Mapping[str, Any]) -> bool:
+    return kind_of(part) == 'LinearLR' and not part.get('begin', 0) and part.get('end_factor', 1) >= 1
+
+
+def _stretch(part: dict[str, Any], factor: float, warmup: int) -> None:
+    """Places after the warm-up, and lengths, by this factor."""
+    if 'end' in part and part.get('T_max') == part['end'] - part.get('begin', 0):
+        del part['T_max']  # which MMEngine takes then
+    for key in {'begin', 'end', 'milestones'}.intersection(part):
+        part[key] = _each(part[key], lambda place: round(place * factor) if warmup < place < math.inf else place)
+    for key in {'T_max', 'step_size', 'periods', 'restarts', 'total_steps'}.intersection(part):
+        part[key] = _each(part[key], lambda length: max(1, round(length * factor)))
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    return [change(entry) for entry in value] if isinstance(value, (list, tuple)) else change(value)
 
 
 def highest_lr(build: Callable[[OptimWrapper], list], lr: float, loop: BaseLoop) -> float:

@@ -4,6 +4,7 @@ import copy
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +17,11 @@ import torch
 from filelock import FileLock
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
-from mmengine.dist import broadcast_object_list, is_main_process
+from mmengine.dist import broadcast_object_list, get_world_size, is_main_process
 from mmengine.evaluator import DumpResults
 from mmengine.hooks import EMAHook
 from mmengine.logging import print_log
+from mmengine.registry import DATASETS
 
 from mmsoft.checkpoints import load, read_checkpoint
 from mmsoft.files import json_name, json_plain, json_text
@@ -36,20 +38,24 @@ from .config import (
     check_pretrained,
     check_sizes,
     guard_files,
+    model_for,
     only_for_classifiers,
     set_img_size,
     start_from,
-    take_table_size,
     without_pretrained,
 )
+from .fine_tuning import fresh_layers
 from .guarded import EvaluationRunner, GuardedRunner, TrainingRunner
+from .heads import fit_heads
 from .hooks import DrawPredictions
 from .launch import start_processes
 from .lock import lock_work_dir
+from .own_data import use_own_data
 from .parts import kind_of
 from .results import dump_whole, write_whole
 from .resuming import unwrapped
 from .runner import PARTIAL, Runner, latest_checkpoint
+from .schedules import set_length
 from .tasks import CLASSIFICATION, has_regions, task_of
 from .watching import check_equal, in_company
 
@@ -71,32 +77,48 @@ def train(
     trust_checkpoint: bool = False,
     fine_tune: str | None = None,
     linear_probe: str | None = None,
-    img_size: int | None = None,
+    img_size: int | Sequence[int] | None = None,
     save_every: str | None = None,
     resume_anyway: bool = False,
+    data: str | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
 ) -> Runner:
     """Train as the config says; the Runner that did it. ``resume`` is a checkpoint, or 'auto' for the last one here.
 
     ``save_every`` is a time or a number of iterations between checkpoints, as '15min' or '500it'; ``resume_anyway``
     permits a run to go on with another batch, lr or config.
-    ``fine_tune`` and ``linear_probe`` are checkpoints from which a classifier starts, with a head for the classes of
-    the data; with the latter only the head learns. ``img_size`` is another size of its pictures.
+    ``fine_tune`` is a checkpoint from which a model starts, except for layers of classes that differ from the data's;
+    ``linear_probe`` one from which a classifier starts, whose head alone learns. Heads follow the classes of the data.
+    ``img_size`` is another size of the pictures, (height, width) or one for both, ``epochs`` another length of the
+    run, ``batch`` other images of an iteration, in all processes together. ``data`` is a folder of one's own, in any of
+    the formats of docs/own_data.md.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume_anyway, cfg.save_every = resume_anyway, save_every
     with in_company():
         lock = _start_alone(work_dir)
+        if data:
+            use_own_data(cfg, data, work_dir)
+        if resume is None and cfg.get('resume') and not cfg.get('load_from'):
+            resume = 'auto'
+        source = _source(cfg, resume)
         options = (amp, auto_scale_lr, pretrained, demo, seed, fine_tune, linear_probe, img_size, save_every)
-        check_equal(dict(conditions(cfg), options=options, resume=_source(cfg, resume)))
+        check_equal(dict(conditions(cfg), options=(*options, epochs, batch), resume=source))
         randomness = dict(cfg.get('randomness') or {})
         cfg.randomness = dict(randomness, seed=randomness.get('seed') or 0 if seed is None else seed)
         if img_size is not None:
             set_img_size(cfg, img_size)
+        if batch is not None:
+            _set_batch(cfg, batch, auto_scale_lr)
+        if epochs is not None:
+            _set_epochs(cfg, epochs)
         if fine_tune or linear_probe:
-            _start_classifier(cfg, fine_tune, linear_probe, pretrained)
-        _resume_from(cfg, resume)
+            _start_anew(cfg, fine_tune, linear_probe, pretrained)
+        _resume_from(cfg, resume, source)
         if not pretrained:
             without_pretrained(cfg)
+        fresh = fresh_layers(cfg, fine_tune, trust_checkpoint) if fine_tune and cfg.load_from == fine_tune else None
         if not (cfg.get('resume') or cfg.get('load_from')):
             check_pretrained(cfg)
         if amp:
@@ -107,7 +129,7 @@ def train(
         if not cfg.get('resume'):
             _forget_faults(TrainingRunner, work_dir)
         runner = TrainingRunner.from_cfg(cfg)
-        runner.config_values = conditions(cfg)
+        runner.config_values, runner.fresh = conditions(cfg), fresh
         _check_room(runner)
         runner.train()
     if lock is not None:
@@ -121,14 +143,50 @@ def _scale_lr(cfg: Config) -> None:
     cfg.auto_scale_lr.enable = True
 
 
-def _start_classifier(cfg: Config, fine_tune: str | None, linear_probe: str | None, pretrained: bool) -> None:
+def _set_batch(cfg: Config, batch: int, auto_scale_lr: bool) -> None:
+    processes, base = get_world_size(), cfg.get('auto_scale_lr', {}).get('base_batch_size')
+    if batch < 1 or batch % processes:
+        raise ValueError(
+            f'--batch {batch}: it must be 1 or more images an iteration, a multiple of the {processes} processes'
+        )
+    cfg.train_dataloader.batch_size = batch // processes
+    if base not in (None, batch) and not auto_scale_lr and not cfg.auto_scale_lr.get('enable'):
+        print_log(
+            f'the lr of the config is for a batch of {base}, and this is one of {batch}: --auto-scale-lr scales it',
+            logger='current',
+            level=logging.WARNING,
+        )
+
+
+def _set_epochs(cfg: Config, epochs: int) -> None:
+    if epochs < 1:
+        raise ValueError(f'--epochs must be 1 or more; got {epochs}')
+
+    def epoch_length() -> int:
+        _report_data(cfg, 'train', classes=False)
+        samples = len(DATASETS.build(copy.deepcopy(cfg.train_dataloader.dataset)))
+        return max(1, math.ceil(samples / (cfg.train_dataloader.batch_size * get_world_size())))
+
+    set_length(cfg, epochs, epoch_length)
+
+
+def _start_anew(cfg: Config, fine_tune: str | None, linear_probe: str | None, pretrained: bool) -> None:
+    """Let the config start from a checkpoint, with heads for the classes of the data."""
     if not pretrained or (fine_tune and linear_probe) or cfg.get('load_from'):
         raise ValueError(
             '--fine-tune, --linear-probe, --no-pretrained and load_from exclude each other: give one of them'
         )
-    only_for_classifiers(cfg, '--fine-tune and --linear-probe', 'name the weights with model.backbone.init_cfg')
+    if linear_probe:
+        only_for_classifiers(cfg, '--linear-probe', 'take --fine-tune')
     _report_data(cfg, 'train', 'val', classes=False)
-    start_from(cfg, fine_tune or linear_probe, only_head=bool(linear_probe))
+    if task_of(cfg) is CLASSIFICATION:
+        start_from(cfg, fine_tune or linear_probe, only_head=bool(linear_probe))
+        return
+    changed = fit_heads(cfg, 'train')
+    if changed:
+        values = ', '.join(f'{name}={value}' for name, value in changed.items())
+        print_log(f'heads follow the classes of the data: {values}', logger='current')
+    cfg.load_from = fine_tune
 
 
 def evaluate(
@@ -142,11 +200,12 @@ def evaluate(
     launcher: str = 'none',
     trust_checkpoint: bool = False,
     sizes: Sequence[int] = (),
+    data: str | None = None,
 ) -> dict[str, Any]:
     """Metrics of a checkpoint on the test set, also saved as ``metrics.json``; per-class tables go to the log.
 
     ``out``: a pickle of all predictions; ``drawings``: a folder for pictures of them; ``sizes``: of the pictures
-    that a classifier is tested with, which gives metrics by size.
+    that a classifier is tested with, which gives metrics by size. ``data``: a folder of one's own to test on.
     """
     if out and Path(out).suffix not in ('.pkl', '.pickle'):
         raise ValueError(f'--out must end in .pkl or .pickle; got {out!r}')
@@ -155,11 +214,13 @@ def evaluate(
         raise ValueError('--sizes gives a table; for --out and --show-dir test one size, with --cfg-options')
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume, cfg.load_from = False, None
-    if task_of(cfg) is CLASSIFICATION:
-        take_table_size(cfg, load(checkpoint, trust_checkpoint))
+    if data:
+        use_own_data(cfg, data, work_dir, checkpoint, trust_checkpoint)
+    model = model_for(cfg, load(checkpoint, trust_checkpoint))
     _forget_faults(EvaluationRunner, work_dir)
     _report_data(cfg, 'test')
     runner = EvaluationRunner.from_cfg(cfg)
+    runner.take_model(model)
     runner.evaluate_with(_metrics(cfg, out))
     if drawings:
         runner.register_hook(DrawPredictions(drawings))
@@ -241,18 +302,15 @@ def _forget_faults(kind: type[GuardedRunner], work_dir: str) -> None:
 
 def _source(cfg: Config, resume: str | None) -> str | None:
     """The checkpoint to go on from; nothing if none is asked for, or there."""
-    if resume is None and cfg.get('resume') and not cfg.get('load_from'):
-        resume = 'auto'
     if resume != 'auto':
         return resume
     found = latest_checkpoint(cfg.work_dir)
     return found and str(found)
 
 
-def _resume_from(cfg: Config, resume: str | None) -> None:
-    source = _source(cfg, resume)
+def _resume_from(cfg: Config, resume: str | None, source: str | None) -> None:
     if source is None:
-        if resume == 'auto' or (cfg.get('resume') and not cfg.get('load_from')):
+        if resume == 'auto':
             cfg.resume = False
             print_log(f'nothing to resume in {cfg.work_dir!r}: training starts from the beginning', logger='current')
         return
@@ -264,7 +322,7 @@ def _resume_from(cfg: Config, resume: str | None) -> None:
 def _use_amp(cfg: Config) -> None:
     """float16 with a scaled loss on accelerators, bfloat16 on CPUs."""
     optim_wrapper = cfg.optim_wrapper
-    if optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper'):
+    if kind_of(optim_wrapper) not in ('OptimWrapper', 'AmpOptimWrapper', 'CpuAmpOptimWrapper'):
         raise ValueError(f'--amp works with OptimWrapper; the config has {optim_wrapper.type}')
     if get_device() == 'cpu' and has_regions(cfg.model):
         raise ValueError(

@@ -4,8 +4,9 @@ from mmsoft.versions import require
 
 require('torchvision')
 
+from . import cross_shaped_attention
 from .block import Block, Mlp, PostNormBlock, PreNormBlock
-from .cross_shaped_attention import CrossShapedAttention, CSwinBlock, GlobalBranch, InLineBranch, StripeBranch
+from .cross_shaped_attention import *  # noqa: F403
 from .inline_attention import InLineAttention
 from .landmarks import Landmarks
 from .linear import Linear, with_torch_linears
@@ -14,36 +15,37 @@ from .linformer_attention import LinformerAttention
 from .nystromformer_attention import NystromformerAttention
 from .patch_embed import ConvUnit, PatchEmbed, embedded_size, stem
 from .performer_attention import PerformerAttention, redraw_features
+from .polaformer_attention import PolaFormerAttention
 from .position import PositionTable, resize_table
-from .simple_pyramid import SimplePyramid
+from .rotary_attention import MILAAttention, RALAAttention
+from .simple_pyramid import OutputNorms, SimplePyramid
 from .soft_attention import SoftAttention
 from .softmax_attention import SoftmaxAttention
 from .swin import PatchMerging, WindowAttention
 
 __all__ = [
     'Block',
-    'CSwinBlock',
     'ConvUnit',
-    'CrossShapedAttention',
-    'GlobalBranch',
     'InLineAttention',
-    'InLineBranch',
     'Landmarks',
     'Linear',
     'LinearAttention',
     'LinformerAttention',
+    'MILAAttention',
     'Mlp',
     'NystromformerAttention',
+    'OutputNorms',
     'PatchEmbed',
     'PatchMerging',
     'PerformerAttention',
+    'PolaFormerAttention',
     'PositionTable',
     'PostNormBlock',
     'PreNormBlock',
+    'RALAAttention',
     'SimplePyramid',
     'SoftAttention',
     'SoftmaxAttention',
-    'StripeBranch',
     'WindowAttention',
     'embedded_size',
     'redraw_features',
@@ -51,3 +53,5 @@ __all__ = [
     'stem',
     'with_torch_linears',
 ]
+
+__all__ += cross_shaped_attention.__all__

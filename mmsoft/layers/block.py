@@ -1,11 +1,11 @@
 """Transformer layers: attention and MLP, each with a residual and a LayerNorm before or after it."""
 
-import torch
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from mmsoft.ops import add_norm, add_residual, linear_gelu, token_wise
 from mmsoft.ops.checks import choose
+from mmsoft.ops.dispatch import has_backward
 
 from .linear import Linear
 
@@ -53,7 +53,7 @@ class PostNormBlock(Block):
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
         y = self.attn(x, grid)
-        if torch.is_grad_enabled() or self.training or not isinstance(self.mlp, Mlp):
+        if has_backward() or self.training or not isinstance(self.mlp, Mlp):
             return self._add(x, y)
         return token_wise(x, y, function=self._add, module=self, hidden=self.mlp.hidden)
 

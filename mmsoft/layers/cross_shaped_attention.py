@@ -10,7 +10,7 @@ from mmsoft.ops import (
     add_depthwise,
     add_norm,
     add_residual,
-    bounded_grid,
+    average_beyond,
     from_windows,
     inline_attention,
     to_multiples,
@@ -23,6 +23,8 @@ from .block import Block
 from .heads import grid_of, split_evenly
 from .inline_attention import KERNELS, KernelPredictor
 from .linear import Linear
+
+__all__ = ['CSwinBlock', 'CrossShapedAttention', 'GlobalBranch', 'InLineBranch', 'StripeBranch']
 
 
 class Branch(nn.Module):
@@ -87,11 +89,8 @@ class GlobalBranch(Branch):
 
     def _bounded(self, x: Tensor) -> Tensor:
         """At most half of ``max_keys`` averages if there are more (as in SoftmaxAttention): (B, H, W, C)."""
-        height, width = x.shape[1], x.shape[2]
-        if height * width <= self.max_keys:
-            return x
-        small = bounded_grid(height, width, max(self.max_keys // 2, 1))
-        return F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), small).permute(0, 2, 3, 1)
+        pooled = average_beyond(x.permute(0, 3, 1, 2), self.max_keys, max(self.max_keys // 2, 1))
+        return pooled.permute(0, 2, 3, 1).contiguous()
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, max_keys={self.max_keys}'

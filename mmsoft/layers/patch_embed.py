@@ -31,11 +31,13 @@ class ConvUnit(nn.Sequential):
 class PatchEmbed(nn.Module):
     """Convolution, LayerNorm over channels (or none): ceil(size / stride) patches, which overlap if kernel > stride."""
 
-    def __init__(self, in_channels: int, dim: int, kernel: int, stride: int, norm: bool = True) -> None:
+    def __init__(
+        self, in_channels: int, dim: int, kernel: int, stride: int, norm: bool = True, eps: float = 1e-5
+    ) -> None:
         super().__init__()
         padding = (kernel - stride + 1) // 2  # a patch reaches as far beyond its tile on either side
         self.proj = nn.Conv2d(in_channels, dim, kernel, stride, padding)
-        self.norm = nn.LayerNorm(dim, eps=1e-5) if norm else nn.Identity()
+        self.norm = nn.LayerNorm(dim, eps=eps) if norm else nn.Identity()
         # further zeros at the right and bottom that complete a last patch, and are left over where it is complete
         self.margin = kernel - 1 - 2 * padding
 

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmsoft.ops.dispatch import is_symbol
+
 
 class PositionTable(nn.Module):
     """A learned (1, h, w, C) table, resized bilinearly to the map that it is added to."""
@@ -20,7 +22,7 @@ class PositionTable(nn.Module):
 
 def resize_table(table: Tensor, grid: tuple[int, int]) -> Tensor:
     """(1, h, w, C) -> (1, H, W, C), bilinear with corners not aligned; unchanged if the size is."""
-    if (table.shape[1], table.shape[2]) == grid:
+    if not is_symbol(*grid) and (table.shape[1], table.shape[2]) == grid:
         return table
     table = F.interpolate(table.permute(0, 3, 1, 2), size=grid, mode='bilinear', align_corners=False)
     return table.permute(0, 2, 3, 1)

@@ -33,3 +33,14 @@ class SimplePyramid(nn.Module):
 
 def _double(dim: int, out: int) -> nn.ConvTranspose2d:
     return nn.ConvTranspose2d(dim, out, 2, stride=2)
+
+
+class OutputNorms(nn.Module):
+    """A LayerNorm for each map that is wanted, which the classifier that a backbone starts from has not.
+
+    They have the place, and the name, of a pyramid: see :mod:`mmsoft.weights.fitting`.
+    """
+
+    def __init__(self, dims: Sequence[int], levels: Sequence[int], eps: float) -> None:
+        super().__init__()
+        self.levels = nn.ModuleDict({str(level): nn.LayerNorm(dims[level], eps=eps) for level in levels})

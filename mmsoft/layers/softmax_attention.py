@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import bounded_grid, lacking, to_map, to_tokens
+from mmsoft.ops import average_beyond, lacking, to_map, to_tokens
 from mmsoft.ops.checks import pair
+from mmsoft.ops.dispatch import is_symbol
 
 from .heads import MultiHead, grid_of
 from .linear import Linear
@@ -68,14 +69,16 @@ class SoftmaxAttention(MultiHead):
         """
         if self.reduces:
             return self._reduced(x, grid), None
-        if self.max_keys is not None and grid[0] * grid[1] > self.max_keys:
-            return self._averaged(x, grid, max(self.max_keys // 2, 1))
+        if self.max_keys is not None and (is_symbol(*grid) or grid[0] * grid[1] > self.max_keys):
+            return self._averaged(x, grid, self.max_keys)
         return x, None
 
-    def _averaged(self, x: Tensor, grid: tuple[int, int], limit: int) -> tuple[Tensor, Tensor | None]:
+    def _averaged(self, x: Tensor, grid: tuple[int, int], most: int) -> tuple[Tensor, Tensor | None]:
         count = grid[0] * grid[1]
         leading, tokens = x[:, : x.shape[1] - count], x[:, x.shape[1] - count :]
-        pooled = to_tokens(F.adaptive_avg_pool2d(to_map(tokens, grid), bounded_grid(*grid, limit)))
+        if is_symbol(*grid) and leading.shape[1]:
+            raise ValueError('a model with a class token is exported at one height and width; give fixed ones')
+        pooled = to_tokens(average_beyond(to_map(tokens, grid), most, max(most // 2, 1)))
         if not leading.shape[1]:
             return pooled, None  # all keys count alike: the softmax does not see a common factor
         log_weight = x.new_zeros(1, leading.shape[1] + pooled.shape[1])

@@ -5,14 +5,19 @@ are cut for one image size.
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
 from torchvision.models import swin_transformer as swin
 
 from mmsoft.ops import from_windows, to_multiples, to_windows
+from mmsoft.ops.checks import choose
+from mmsoft.ops.dispatch import is_symbol
 
 from .heads import grid_of
+
+SHIFTS = ('large', 'by_side', 'all')
 
 
 class PatchMerging(swin.PatchMerging):
@@ -30,43 +35,56 @@ class PatchMerging(swin.PatchMerging):
 class WindowAttention(swin.ShiftedWindowAttention):
     """Softmax attention in windows, every other layer shifted by half a window; the map is zero-padded to whole ones.
 
-    Maps whose shorter side is at most a window are not shifted.
+    ``shift`` says which maps shifted layers shift: ``'large'`` ones, both of whose sides are longer than a window (the
+    authors' classifiers); ``'by_side'`` the sides that are, padding included (torchvision); ``'all'`` (mmdet, mmseg).
     """
 
     relative_position_index: Tensor
 
-    def __init__(self, dim: int, num_heads: int, window_size: int, shifted: bool) -> None:
-        shift = window_size // 2 if shifted else 0
-        super().__init__(dim, [window_size] * 2, [shift] * 2, num_heads)
+    def __init__(self, dim: int, num_heads: int, window_size: int, shifted: bool, shift: str = 'large') -> None:
+        step = window_size // 2 if shifted else 0
+        super().__init__(dim, [window_size] * 2, [step] * 2, num_heads)
+        self.shift = choose('shift', shift, SHIFTS)
         # published files have this constant as well, but, as in timm, nothing is gained by storing it
         self.register_buffer('relative_position_index', self.relative_position_index, persistent=False)
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> the same shape."""
         (height, width), side = grid_of(x, grid), self.window_size[0]
-        shift = 0 if min(height, width) <= side else self.shift_size[0]
+        shift = self._shift_of(height, width)
         x = to_multiples(x.unflatten(1, (height, width)), side)
         sides = x.shape[1], x.shape[2]
-        if shift:
-            x = x.roll((-shift, -shift), (1, 2))
+        if is_symbol(*shift) or any(shift):
+            x = x.roll((-shift[0], -shift[1]), (1, 2))
         y = self._attend(to_windows(x, (side, side)).flatten(1, 2), sides, shift).unflatten(1, (side, side))
         y = from_windows(y, (sides[0] // side, sides[1] // side))
-        if shift:
-            y = y.roll((shift, shift), (1, 2))
+        if is_symbol(*shift) or any(shift):
+            y = y.roll(shift, (1, 2))
         return y[:, :height, :width].flatten(1, 2)
 
-    def _attend(self, x: Tensor, sides: tuple[int, int], shift: int) -> Tensor:
+    def _shift_of(self, height: int, width: int) -> tuple[int, int]:
+        """Of rows and columns."""
+        side, step = self.window_size[0], self.shift_size[0]
+        if not step:
+            return 0, 0
+        if self.shift == 'by_side':
+            return step * _exceeds(height, side), step * _exceeds(width, side)
+        if self.shift == 'large':
+            step *= _exceeds(height, side) * _exceeds(width, side)
+        return step, step
+
+    def _attend(self, x: Tensor, sides: tuple[int, int], shift: tuple[int, int]) -> Tensor:
         """Windows (B * n, w * w, C) of a shifted map of these sides -> the same shape."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B * n, h, w * w, d)
         scores = (q * q.shape[-1] ** -0.5).matmul(k.transpose(-2, -1)) + self.get_relative_position_bias()
-        if shift:
+        if is_symbol(*shift) or any(shift):
             apart = self._apart(sides, shift, x.device)  # (n, w * w, w * w)
             scores = scores.unflatten(0, (-1, apart.shape[0])).masked_fill(apart.unsqueeze(1), -math.inf).flatten(0, 1)
         return self.proj(scores.softmax(-1).matmul(v).transpose(1, 2).flatten(2))
 
-    def _apart(self, sides: tuple[int, int], shift: int, device: torch.device) -> Tensor:
+    def _apart(self, sides: tuple[int, int], shift: tuple[int, int], device: torch.device) -> Tensor:
         """Which pairs of tokens of a window (n, w * w, w * w) the shift brought there from different sides."""
-        rows, columns = (torch.arange(size, device=device) >= size - shift for size in sides)
+        rows, columns = (torch.arange(n, device=device) >= n - step for n, step in zip(sides, shift, strict=True))
         origin = 2 * rows[:, None].int() + columns.int()  # (H, W)
         side = self.window_size[0]
         origin = to_windows(origin[None, :, :, None], (side, side)).flatten(1)  # (n, w * w)
@@ -74,3 +92,8 @@ class WindowAttention(swin.ShiftedWindowAttention):
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size[0]}, shift={self.shift_size[0]}'
+
+
+def _exceeds(size: int, bound: int) -> int:
+    """1 or 0, by arithmetic, which the graph of a size that is a symbol keeps."""
+    return cast(int, torch.sym_min(torch.sym_max(size - bound, 0), 1)) if is_symbol(size) else int(size > bound)

@@ -4,7 +4,7 @@ from mmsoft.versions import require
 
 require('torch', 'torchvision')
 
-from . import inline_cswin, inline_deit, inline_pvt, inline_swin, soft
+from . import inline_cswin, inline_deit, inline_pvt, inline_swin, mila, ravlt, soft
 from .archs import STRIDES, Arch, resolve_arch
 from .attentions import ATTENTIONS, Attention, Place, register_attention
 from .backbone import Backbone
@@ -15,8 +15,10 @@ from .inline_cswin import *
 from .inline_deit import *
 from .inline_pvt import *
 from .inline_swin import *
+from .mila import *
 from .options import CommonOptions, PyramidOptions
-from .pyramid import Pyramid
+from .pyramid import NormedPyramid, Pyramid
+from .ravlt import *
 from .soft import *
 from .stage import Stage
 
@@ -31,6 +33,7 @@ __all__ = [
     'CommonOptions',
     'Family',
     'InLineArch',
+    'NormedPyramid',
     'Place',
     'Pyramid',
     'PyramidOptions',
@@ -45,6 +48,8 @@ __all__ += inline_pvt.__all__
 __all__ += inline_swin.__all__
 __all__ += inline_deit.__all__
 __all__ += inline_cswin.__all__
+__all__ += mila.__all__
+__all__ += ravlt.__all__
 
-for _module in (soft, inline_pvt, inline_swin, inline_deit, inline_cswin):
+for _module in (soft, inline_pvt, inline_swin, inline_deit, inline_cswin, mila, ravlt):
     register_family(_module.FAMILY)

@@ -11,8 +11,11 @@ from mmsoft.layers import (
     Landmarks,
     LinearAttention,
     LinformerAttention,
+    MILAAttention,
     NystromformerAttention,
     PerformerAttention,
+    PolaFormerAttention,
+    RALAAttention,
     SoftAttention,
     SoftmaxAttention,
 )
@@ -77,6 +80,18 @@ def _inline(place: Place, *, kernel: str = 'identity', local: bool = True) -> In
     return InLineAttention(place.dim, place.heads, kernel, local)
 
 
+def _rala(place: Place) -> RALAAttention:
+    return RALAAttention(place.dim, place.heads)
+
+
+def _mila(place: Place) -> MILAAttention:
+    return MILAAttention(place.dim, place.heads)
+
+
+def _polaformer(place: Place) -> PolaFormerAttention:
+    return PolaFormerAttention(place.dim, place.heads, place.grid)
+
+
 class Attention(NamedTuple):
     """A row of the table.
 
@@ -108,6 +123,9 @@ ATTENTIONS = dict(
     nystromformer=Attention(_nystromformer, 'Nyströmformer', reads=LANDMARKS),
     linear=Attention(_linear, 'linear'),
     inline=Attention(_inline, 'InLine'),
+    rala=Attention(_rala, 'RALA'),
+    mila=Attention(_mila, 'MILA'),
+    polaformer=Attention(_polaformer, 'PolaFormer'),
 )
 Spec = str | Mapping[str, Any]
 

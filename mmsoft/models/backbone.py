@@ -3,7 +3,8 @@
 The methods of a classifier are those that timm expects of a model; timm itself is not needed.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from numbers import Real
 from typing import Any
 
@@ -15,11 +16,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mmsoft.ops.checks import choose, flag, whole
 
 from .checkpoint import Checkpoint
+from .family import family_of
 from .options import reject_unknown
 from .stage import to_channels_last
 
 # Parameters that are tables, not filters: weight decay leaves them alone.
 TABLES = ('position.table', 'relative_position_bias_table', 'cls_token', 'cls_position')
+# What a backbone makes its maps with beside its layers; a classifier has none.
+PYRAMID = 'pyramid.'
 # What init_cfg of the type Pretrained may say.
 PRETRAINED = ('type', 'checkpoint', 'map_location', 'trust', 'prefix', 'strict', 'new_head')
 
@@ -133,19 +137,41 @@ class Backbone(nn.Module):
             source, trust = options.pop('checkpoint'), options.pop('trust', False)
             Checkpoint.open(source, trust).load_into(self, **options)
 
-    def add_head(self, num_classes: int, global_pool: str | None, drop_rate: float) -> None:
+    def leaves_aside(self, names: Collection[str]) -> list[str]:
+        """Of the names of weights, those that need no place here.
+
+        They are a classifier's own in a backbone, a backbone's pyramid, and stages past the last output.
+        """
+        own, family = self.state_dict(), family_of(self)
+        classifying = () if 'head.weight' in own else family.head if family else ('head',)
+        parts = {name: re.match(rf'stages\.\d+\.|norm\.|{PYRAMID}levels\.\d+\.', name) for name in names}
+        return [
+            name
+            for name, part in parts.items()
+            if name.split('.')[0] in classifying or (part and not any(other.startswith(part[0]) for other in own))
+        ]
+
+    def starts_fresh(self, names: Collection[str]) -> list[str]:
+        """Its own names that weights need not have: those of its pyramid, if they are a classifier's."""
+        given = any(name.startswith(PYRAMID) for name in names)
+        return [] if given else [name for name in self.state_dict() if name.startswith(PYRAMID)]
+
+    def add_head(
+        self, num_classes: int, global_pool: str | None, drop_rate: float, features: int | None = None
+    ) -> None:
         """Make a classifier of it.
 
         ``num_classes``: width of the head; 0 leaves it out, and features are returned. ``global_pool``: what the head
         sees, the first of ``pools`` by default: ``'token'`` the class token, ``'avg'`` the mean of the other tokens,
-        ``''`` all tokens. ``drop_rate``: dropout before the head.
+        ``''`` all tokens. ``drop_rate``: dropout before the head. ``features``: width of the tokens that
+        forward_features gives, where a family widens those of the last stage.
         """
         if self.out_indices != (0, 1, 2, 3):
             raise ValueError(f'a classifier needs all four stages; got out_indices {self.out_indices}')
         whole('num_classes', num_classes, 0)
         if not isinstance(drop_rate, Real) or not 0 <= drop_rate < 1:
             raise ValueError(f'drop_rate must be at least 0 and below 1; got {drop_rate!r}')
-        dim = self.stage_dims[-1]
+        dim = features or self.stage_dims[-1]
         self.num_classes, self.drop_rate, self.in_chans = num_classes, float(drop_rate), self.in_channels
         self.global_pool = choose('global_pool', self.pools[0] if global_pool is None else global_pool, self.pools)
         self.num_features = self.head_hidden_size = dim
@@ -217,8 +243,9 @@ def rising_indices(out_indices: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def is_pretrained(cfg: dict) -> bool:
-    """MMEngine takes the initialiser by name or as its class."""
-    return getattr(cfg.get('type'), '__name__', cfg.get('type')) in ('Pretrained', 'PretrainedInit')
+    """MMEngine takes the initialiser by name, with or without its library, or as its class."""
+    kind = cfg.get('type')
+    return str(getattr(kind, '__name__', kind)).split('.')[-1] in ('Pretrained', 'PretrainedInit')
 
 
 def init_linear(module: nn.Module) -> None:

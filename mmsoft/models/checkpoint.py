@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mmsoft.ops.checks import choose
 from mmsoft.weights import LoadReport, load_weights, read_checkpoint, read_state_dict
+from mmsoft.weights.files import IGNORED
 from mmsoft.weights.fitting import take_prefix
 
 from .family import Family, our_family, published_family, with_our_names
@@ -68,7 +69,8 @@ class Checkpoint:
 
         ``prefix`` selects a part of the file; ``backbone.`` is found by itself. Weights are copied to where the model
         is. ``new_head``: a classifier's head keeps its random start ``'never'``, ``'always'``, or where the classes
-        ``'differ'`` in number. ``strict`` is that of weights.load_weights.
+        ``'differ'`` in number; so do its parts before it where the weights, a backbone's, have none. ``strict`` is that
+        of weights.load_weights.
         """
         choose('new_head', new_head, NEW_HEADS)
         if prefix is None and hasattr(model, 'backbone'):
@@ -81,4 +83,6 @@ class Checkpoint:
         own, head = model.state_dict(), ('head.weight', 'head.bias')
         same = head[0] in weights and head[0] in own and weights[head[0]].shape == own[head[0]].shape
         fresh = head if head[0] in own and (new_head == 'always' or (new_head == 'differ' and not same)) else ()
+        if fresh and not any(name.startswith('head') for name in weights):
+            fresh = [name for name in own if name.startswith('head') and not name.endswith(IGNORED)]
         return load_weights(model, weights, source=self.source, strict=strict, fresh=fresh)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmsoft.weights import CheckpointError, Weights
+from mmsoft.weights.sources import PAGES
 
 Translation = Callable[[Weights], dict[str, Tensor]]
 
@@ -25,10 +26,13 @@ class Family:
         ours: Names that all of its weights have here; where they are another family's as well, give more of them. The
             last is shown.
         options: What shapes show of the constructors' options, ``arch`` among them.
+        img_size: (height, width) of the images whose grids the position tables in weights have; None without tables.
         not_ours: Names that tell weights of another family with these names apart.
         unseen: Options that shapes do not show, and the defaults.
         head: First parts of the names that only a classifier has.
         published: Names that all weights of its authors have, the last of which is shown; none if there are none.
+        page: Where its authors link their files.
+        fits: Which of these fit which models, as in ``'Swin fits inline_swin_* of its size'``.
         to_ours: The authors' names and layouts -> ours; a name that is not known passes through, to be reported.
         to_published: Ours -> the authors'.
         prefixes: Before ``_<arch>`` in names of models, and the options that each means; by default the title.
@@ -44,10 +48,13 @@ class Family:
     archs: Mapping[str, Any]
     ours: tuple[str, ...]
     options: Callable[[Weights], dict[str, Any]]
+    img_size: Callable[[Weights], tuple[int, int] | None] = lambda weights: None
     not_ours: tuple[str, ...] = ()
     unseen: Mapping[str, Any] = field(default_factory=dict)
     head: tuple[str, ...] = ('head',)
     published: tuple[str, ...] = ()
+    page: str = ''
+    fits: str = ''
     to_ours: Translation = dict
     to_published: Translation = dict
     prefixes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -81,7 +88,8 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}  # by title; the package's own are registered in __init__.py
-_followers: list[Callable[[Family], None]] = []
+Follower = Callable[[Family], Callable[[], None]]
+_followers: list[Follower] = []
 
 
 def register_family(family: Family) -> Family:
@@ -98,17 +106,29 @@ def register_family(family: Family) -> Family:
             raise ValueError(f'family {family.title!r}: {name} is a name of {other.title} already: choose another')
     if not family.ours:
         raise ValueError(f'family {family.title!r} needs `ours`, names by which its weights are known')
-    for follow in _followers:  # one may refuse it
-        follow(family)
+    for enter in [follow(family) for follow in _followers]:  # whoever refuses it does so before anyone has it
+        enter()
     FAMILIES[family.title] = family
+    if family.page:
+        PAGES[family.title] = family.page, family.fits
     return family
 
 
-def for_each_family(act: Callable[[Family], None]) -> None:
-    """Call ``act`` with every family that there is, and at once with each that is registered later."""
-    for family in FAMILIES.values():
-        act(family)
-    _followers.append(act)
+def for_each_family(follow: Follower) -> None:
+    """Enter every family that there is somewhere else, and at once each that is registered later.
+
+    ``follow(family)`` raises if it cannot be entered, and returns what enters it.
+    """
+    for enter in [follow(family) for family in FAMILIES.values()]:
+        enter()
+    _followers.append(follow)
+
+
+def family_of(model: nn.Module) -> Family | None:
+    """The family of which this is a backbone or classifier."""
+    return next(
+        (family for family in FAMILIES.values() if isinstance(model, (family.backbone, family.classifier))), None
+    )
 
 
 def published_family(weights: Weights) -> Family | None:

@@ -26,7 +26,7 @@ from mmsoft.weights.shapes import STAGES, Weights
 from .archs import MAX_KEYS, STRIDES
 from .family import Family
 from .inline_archs import InLineArch, doubling, resolve_inline_arch
-from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
+from .inline_weights import PAGE, InLineNames, read_arch, read_heads, timm_cfg
 from .options import PyramidOptions
 from .pyramid import Pyramid
 from .stage import Stage
@@ -160,6 +160,8 @@ FAMILY = Family(
     options=_options,
     unseen=dict(kernel='identity', window_size=7),
     published=('stage1_conv_embed.0.weight', 'stage1.0.qkv.weight'),
+    page=PAGE,
+    fits='CSwin fits inline_cswin_* of its size',
     to_ours=_NAMES.to_ours,
     to_published=_NAMES.to_published,
     timm_cfg=timm_cfg,

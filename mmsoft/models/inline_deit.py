@@ -21,7 +21,7 @@ from .backbone import Backbone, init_linear
 from .family import Family
 from .features import OUTPUT_FORMATS, as_format, take_indices
 from .inline_archs import InLineArch, all_inline, resolve_inline_arch
-from .inline_weights import PAPER, InLineNames, read_heads
+from .inline_weights import PAGE, PAPER, InLineNames, read_heads
 from .options import CommonOptions
 from .stage import run_layer, to_channels_last
 
@@ -227,13 +227,17 @@ _NAMES = InLineNames(
 )
 
 
+def _img_size(weights: Weights) -> tuple[int, int]:
+    return image_size(weights, 'position.table', PATCH)
+
+
 def _options(weights: Weights) -> dict[str, Any]:
     dim, in_channels, *_ = weights['embed.proj.weight'].shape
     depth = count_layers(weights, 'blocks')
     return dict(
         arch=InLineArch((dim,), (read_heads(weights, 'blocks.0.attn.predictor'),), (depth,), (depth,)),
         in_channels=in_channels,
-        img_size=image_size(weights),
+        img_size=_img_size(weights),
     )
 
 
@@ -250,8 +254,11 @@ FAMILY = Family(
     archs=DEIT_ARCHS,
     ours=('embed.proj.weight', 'position.table', 'blocks.0.attn.predictor.0.weight'),
     options=_options,
+    img_size=_img_size,
     unseen=dict(kernel='identity'),
     published=('patch_embed.proj.weight', 'pos_embed', 'blocks.0.attn.qkv.weight', 'blocks.0.attn.residual.0.weight'),
+    page=PAGE,
+    fits='DeiT fits inline_deit_* of its size',
     to_ours=_NAMES.to_ours,
     to_published=_NAMES.to_published,
     timm_cfg=_timm_cfg,

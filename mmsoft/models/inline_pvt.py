@@ -17,7 +17,7 @@ from mmsoft.weights.shapes import STAGES, Weights, image_size
 from .archs import STRIDES, check_stages
 from .family import Family
 from .inline_archs import InLineArch, all_inline, resolve_inline_arch
-from .inline_weights import InLineNames, read_arch, read_heads, timm_cfg
+from .inline_weights import PAGE, InLineNames, read_arch, read_heads, timm_cfg
 from .options import PyramidOptions
 from .pyramid import Pyramid
 from .stage import Stage
@@ -38,6 +38,7 @@ class InLinePVTOptions(PyramidOptions, total=False):
 
     kernel: str
     mlp_ratios: Sequence[int]
+    embed_eps: float
 
 
 class InLinePVT(Pyramid):
@@ -47,6 +48,7 @@ class InLinePVT(Pyramid):
         arch: A name of ``PVT_ARCHS`` or ``dict(dims=..., heads=..., depths=...)``.
         kernel: What queries and keys go through: ``'identity'``, ``'relu'``, ``'leaky_relu'`` or ``'exp'``.
         mlp_ratios: Hidden width of the MLPs over the stage's width.
+        embed_eps: What the norms of the patch embeddings add to the variance; mmdet's PVT has 1e-6.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class InLinePVT(Pyramid):
         *,
         kernel: str = 'identity',
         mlp_ratios: Sequence[int] = (8, 8, 4, 4),
+        embed_eps: float = 1e-5,
         **options: 'Unpack[PyramidOptions]',
     ) -> None:
         arch = resolve_inline_arch(arch, PVT_ARCHS, stages=4, mixed=False)
         super().__init__(arch.dims, STRIDES, arch.depths, **options)
         check_stages('mlp_ratios', mlp_ratios, len(STRIDES))
         self.arch, self.kernel, self.mlp_ratios = arch, choose('kernel', kernel, KERNELS), tuple(mlp_ratios)
+        self.embed_eps = embed_eps
         self.build(self._stage)
 
     def _stage(self, index: int, drop_paths: list[float]) -> Stage:
@@ -76,7 +80,7 @@ class InLinePVT(Pyramid):
             for rate in drop_paths
         ]
         stride = 2 if index else 4
-        embed = PatchEmbed((self.in_channels, *self.arch.dims)[index], dim, stride, stride)
+        embed = PatchEmbed((self.in_channels, *self.arch.dims)[index], dim, stride, stride, eps=self.embed_eps)
         return Stage(embed, PositionTable(embedded_size(self.img_size, STRIDES[index]), dim), blocks, self.with_cp)
 
 
@@ -117,12 +121,16 @@ _NAMES = InLineNames(
 )
 
 
+def _img_size(weights: Weights) -> tuple[int, int]:
+    return image_size(weights, 'stages.0.position.table', STRIDES[0])
+
+
 def _options(weights: Weights) -> dict[str, Any]:
     hidden = [weights[f'stages.{i}.blocks.0.mlp.fc1.weight'].shape for i in STAGES]  # (ratio * C, C)
     return dict(
         arch=read_arch(weights, [read_heads(weights, f'stages.{i}.blocks.0.attn.predictor') for i in STAGES]),
         in_channels=weights['stages.0.embed.proj.weight'].shape[1],
-        img_size=image_size(weights),
+        img_size=_img_size(weights),
         mlp_ratios=tuple(rows // columns for rows, columns in hidden),
     )
 
@@ -134,8 +142,11 @@ FAMILY = Family(
     archs=PVT_ARCHS,
     ours=('stages.0.embed.proj.weight', 'stages.0.position.table'),
     options=_options,
-    unseen=dict(kernel='identity'),
+    img_size=_img_size,
+    unseen=dict(kernel='identity', embed_eps=1e-5),
     published=('patch_embed1.proj.weight', 'pos_embed1', 'block1.0.attn.residual.0.weight'),
+    page=PAGE,
+    fits='PVT fits inline_pvt_* of its size',
     to_ours=_NAMES.to_ours,
     to_published=_NAMES.to_published,
     timm_cfg=timm_cfg,

@@ -13,6 +13,7 @@ from mmsoft.weights.shapes import STAGES, Weights, depths
 from .inline_archs import InLineArch
 
 PAPER = 'arXiv:2412.06590'
+PAGE = 'https://github.com/LeapLabTHU/InLine'
 
 
 class InLineNames(NamedTuple):

@@ -1,11 +1,13 @@
 """Backbones of stages, one after another."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmsoft.layers import OutputNorms
 from mmsoft.ops.checks import choose
 
 from .backbone import Backbone, init_linear
@@ -17,6 +19,7 @@ class Pyramid(Backbone):
     """Stages whose outputs are the maps; a family calls :meth:`build` when it knows its options."""
 
     norm_all = False  # whether maps before the last are normalised as well, without parameters
+    eps = 1e-5  # of that norm
 
     def build(self, stage: Callable[[int, list[float]], Stage], norm: Callable[[int], nn.Module] = nn.Identity) -> None:
         """Make the layers: ``stage(index, drop_paths)`` up to the last output, then ``norm(dim)`` for its last map."""
@@ -49,7 +52,7 @@ class Pyramid(Backbone):
         if not last and not self.norm_all:
             return x
         x = x.permute(0, 2, 3, 1)
-        x = self.norm(x) if last else F.layer_norm(x, x.shape[-1:])
+        x = self.norm(x) if last else F.layer_norm(x, x.shape[-1:], eps=self.eps)
         return x.permute(0, 3, 1, 2)
 
     def _frozen_modules(self) -> list[nn.Module]:
@@ -138,3 +141,21 @@ class Pyramid(Backbone):
                 (r'^norm', (99999,)),
             ],
         )
+
+
+class NormedPyramid(Pyramid):
+    """Every map has a LayerNorm of its own; a classifier, which does not train them, has them without parameters."""
+
+    norm_all = True
+    trains_norms = True  # a classifier of the family says False
+
+    def build_with_norms(self, stage: Callable[[int, list[float]], Stage]) -> None:
+        """As :meth:`build`, with the norms."""
+        self.build(stage, partial(nn.LayerNorm, eps=self.eps, elementwise_affine=False))
+        if self.trains_norms:
+            self.pyramid = OutputNorms(self.stage_dims, self.out_indices, self.eps)
+
+    def _to_output(self, x: Tensor, index: int) -> Tensor:
+        if not self.trains_norms:
+            return super()._to_output(x, index)
+        return self.pyramid.levels[str(index)](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

@@ -73,7 +73,8 @@ class SOFT(Pyramid):
             is PVT's spatial reduction; symmetric=False), ``'linformer'`` (num_mixtures=49; img_size fixes its length,
             see its layer), ``'performer'`` (num_features=64, seed=0), ``'nystromformer'`` (iterations=6,
             sampling='avg_pool', or another of landmark_sampling), ``'linear'`` (kernel='elu', 'relu' or 'exp'),
-            ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp'; local=True). Newton's options and
+            ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp'; local=True), ``'rala'``, ``'mila'`` (whose
+            values are the tokens: nothing but the MLP mixes channels), ``'polaformer'``. Newton's options and
             landmark_sampling below are the Gaussian two's, num_landmarks and landmark_seed nystromformer's as well.
         pyramid: False keeps one map at stride 16, with stage 3's width and heads, through all layers; all four outputs
             are at that stride, and ``attn`` is for all layers.
@@ -292,6 +293,11 @@ def _to_published(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
+def _img_size(weights: Weights) -> tuple[int, int]:
+    pyramid = 'stages.1.position.table' in weights
+    return image_size(weights, 'stages.0.position.table', STRIDES[0 if pyramid else PLAIN_STAGE])
+
+
 def _options(weights: Weights) -> dict[str, Any]:
     """Of a backbone of all four stages. Heads of stage 4 leave no trace; they are as wide as those of stage 3."""
     if 'stages.0.blocks.0.attn.local' not in weights or 'stages.1.position.table' not in weights:
@@ -305,7 +311,7 @@ def _options(weights: Weights) -> dict[str, Any]:
     return dict(
         arch=Arch(dims, (*heads, dims[3] * heads[2] // dims[2]), depths(weights)),
         in_channels=weights['stages.0.embed.0.0.weight'].shape[1],
-        img_size=image_size(weights),
+        img_size=_img_size(weights),
     )
 
 
@@ -321,9 +327,13 @@ FAMILY = Family(
     archs=ARCHS,
     ours=('stages.0.position.table', 'stages.0.embed.0.0.weight'),
     options=_options,
+    img_size=_img_size,
     unseen=dict(attn='soft_pp'),
     head=('cls_token', 'cls_position', 'head'),
     published=('patch_embed1.proj.0.weight', 'pos_embed1'),
+    page='https://github.com/fudan-zvg/SOFT',
+    fits='SOFT tiny fits soft_tiny, SOFT++ tiny soft_pp_tiny, SOFT++ small, medium and large the soft_pp_* or '
+    'soft_pp_*_v1 of their size that has their shapes',
     to_ours=_to_ours,
     to_published=_to_published,
     prefixes=dict(soft=dict(attn='soft'), soft_pp=dict(attn='soft_pp')),

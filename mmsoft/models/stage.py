@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmsoft.ops import to_map, to_tokens
 from mmsoft.ops.checks import check
+from mmsoft.ops.dispatch import has_backward
 
 
 class Stage(nn.Module):
@@ -33,7 +34,7 @@ class Stage(nn.Module):
 
 def run_layer(layer: nn.Module, x: Tensor, grid: tuple[int, int], with_cp: bool) -> Tensor:
     """``layer(x, grid)``; with ``with_cp``, backward computes it again."""
-    if with_cp and layer.training and torch.is_grad_enabled():
+    if with_cp and layer.training and has_backward():
         return cast(Tensor, checkpoint(layer, x, grid, use_reentrant=False))
     return layer(x, grid)
 

@@ -5,8 +5,8 @@ from mmsoft.versions import require
 require('torch')
 
 from .attention import softmax_free_attention, softmax_free_attention_reference
-from .convolutions import conv_unit, window_conv, window_conv_reference
-from .dispatch import explain, force_from_environment, kernels
+from .convolutions import add_convolved, conv_unit, squeezed_convolution, window_conv, window_conv_reference
+from .dispatch import explain, kernels
 from .gaussian import gaussian_gram, gaussian_kernel, gaussian_kernel_reference
 from .gelu import gelu_tanh, gelu_tanh_reference
 from .inline import (
@@ -16,7 +16,7 @@ from .inline import (
     inline_attention,
     inline_attention_reference,
 )
-from .landmarks import bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
+from .landmarks import average_beyond, bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
 from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows, to_windows_together
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
@@ -37,9 +37,18 @@ from .newton import (
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
 from .residual import add_norm, add_norm_reference, add_residual
-from .slices import token_wise
+from .rotary import (
+    position_angles,
+    position_frequencies,
+    rotary_attention,
+    rotary_attention_reference,
+    rotate,
+    rotate_reference,
+)
+from .slices import map_wise, token_wise
 
 __all__ = [
+    'add_convolved',
     'add_depthwise',
     'add_head_convolution',
     'add_head_convolution_reference',
@@ -48,6 +57,7 @@ __all__ = [
     'add_predicted_convolution',
     'add_predicted_convolution_reference',
     'add_residual',
+    'average_beyond',
     'bounded_grid',
     'conv_unit',
     'dynamic_depthwise',
@@ -71,19 +81,27 @@ __all__ = [
     'linear_attention_reference',
     'linear_gelu',
     'linear_gelu_reference',
+    'map_wise',
     'matrix_scale',
     'newton_inverse',
     'newton_oracle',
     'nystrom_attention',
     'nystrom_attention_reference',
     'orthogonal_directions',
+    'position_angles',
+    'position_frequencies',
     'positive_features',
     'positive_features_reference',
+    'rotary_attention',
+    'rotary_attention_reference',
+    'rotate',
+    'rotate_reference',
     'scattered_indices',
     'softmax_free_attention',
     'softmax_free_attention_reference',
     'softmax_pinv',
     'softmax_pinv_reference',
+    'squeezed_convolution',
     'to_landmark_windows',
     'to_map',
     'to_multiples',
@@ -94,5 +112,3 @@ __all__ = [
     'window_conv',
     'window_conv_reference',
 ]
-
-force_from_environment()  # once all operators, and so all kinds of kernels, are known

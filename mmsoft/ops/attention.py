@@ -123,14 +123,21 @@ def _check_shapes(q: Tensor, landmarks: Tensor, v: Tensor, k: Tensor | None) -> 
     )
 
 
+def landmark_matrices(landmarks: Tensor, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """A = k(landmarks, landmarks) (B, h, m, m), what Newton's iteration inverts, and the scale alpha of its start."""
+    a = gaussian_gram(landmarks)
+    if normalize:
+        return a, a, guarded_scale(a)
+    return a, a + RIDGE * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device), matrix_scale(a)
+
+
 def _apply_inverse(landmarks: Tensor, context: Tensor, normalize: bool, iterations: int, backward: str) -> Tensor:
     """A^+ times context (B, h, m, e), or D^(-1/2) A^+ D^(-1/2) times it, for A = k(landmarks, landmarks)."""
-    a = gaussian_gram(landmarks)  # (B, h, m, m)
-    alpha = guarded_scale(a) if normalize else matrix_scale(a)
+    a, inverted, alpha = landmark_matrices(landmarks, normalize)
     if backward == 'closed':
         alpha = alpha.detach()  # a constant to the closed gradient
+    inverse = newton_inverse(inverted, alpha, iterations, backward)
     if normalize:
         root = a.sum(-1, keepdim=True).rsqrt()  # D^(-1/2) as (B, h, m, 1)
-        return root * torch.matmul(newton_inverse(a, alpha, iterations, backward), root * context)
-    ridged = a + RIDGE * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    return torch.matmul(newton_inverse(ridged, alpha, iterations, backward), context)
+        return root * torch.matmul(inverse, root * context)
+    return torch.matmul(inverse, context)

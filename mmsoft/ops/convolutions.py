@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .dispatch import eager_cpu, is_graph, is_watched, not_plain, operator
+from .dispatch import eager_cpu, graph, is_graph, is_watched, not_plain, operator
 
 # On smaller maps it costs more to scale the weights than the output.
 FOLDED_PIXELS = 4096
@@ -105,3 +105,61 @@ def _conv_unit_folded(x: Tensor, unit: nn.Sequential) -> Tensor:
 
 def _parts(unit: nn.Sequential) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
     return cast(nn.Conv2d, unit[0]), cast(nn.BatchNorm2d, unit[1])
+
+
+@operator()
+def squeezed_convolution(x: Tensor, expand: nn.Conv2d, spread: nn.Conv2d, squeeze: nn.Conv2d) -> Tensor:
+    """Three convolutions of x (B, C, H, W) with ReLUs between them: 1 x 1 to many channels, depth-wise, 1 x 1."""
+    return squeeze(F.relu(spread(F.relu(expand(x), inplace=True)), inplace=True))
+
+
+def _against_channel_slices(x: Tensor, expand: nn.Conv2d, spread: nn.Conv2d, squeeze: nn.Conv2d) -> str | None:
+    if reason := eager_cpu(x):
+        return reason
+    parts = (expand, spread, squeeze)
+    if torch.is_grad_enabled():
+        return 'gradients are kept'
+    if any(type(conv) is not nn.Conv2d or conv.bias is None for conv in parts):
+        return 'something else stands for a Conv2d with a bias'
+    if any(is_watched(conv) for conv in parts):
+        return 'hooks hang on a convolution'
+    return not_plain(x, *(conv.weight for conv in parts))
+
+
+@squeezed_convolution.also('cpu', _against_channel_slices)
+def _squeezed_convolution_sliced(x: Tensor, expand: nn.Conv2d, spread: nn.Conv2d, squeeze: nn.Conv2d) -> Tensor:
+    """As many hidden channels at a time as x has: the wide map never exists whole."""
+    biases = [cast(Tensor, conv.bias) for conv in (expand, spread, squeeze)]
+    y = biases[2].view(-1, 1, 1)
+    for start in range(0, expand.out_channels, expand.in_channels):
+        part = slice(start, start + expand.in_channels)
+        hidden = F.conv2d(x, expand.weight[part], biases[0][part]).relu_()
+        weight, stride = spread.weight[part], cast(tuple[int, int], spread.stride)
+        hidden = F.conv2d(hidden, weight, biases[1][part], stride, spread.padding, groups=len(weight)).relu_()
+        y = F.conv2d(hidden, squeeze.weight[:, part]) + y
+    return y
+
+
+@operator()
+def add_convolved(x: Tensor, conv: nn.Module) -> Tensor:
+    """``x + conv(x)`` of a map (B, C, H, W), conv depth-wise and padded to keep its size."""
+    return x + conv(x)
+
+
+def _against_identity(x: Tensor, conv: nn.Module) -> str | None:
+    if reason := graph():
+        return reason
+    if type(conv) is not nn.Conv2d or conv.groups != conv.out_channels:
+        return 'something else stands for a depth-wise Conv2d'
+    if conv.weight.dtype != torch.float32 or x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
+        return 'half precision would round the sum of identity and kernel'
+    return not_plain(x, conv.weight) or ('hooks hang on the convolution' if is_watched(conv) else None)
+
+
+@add_convolved.also('folded', _against_identity)
+def _add_convolved_folded(x: Tensor, conv: nn.Module) -> Tensor:
+    """One pass: the identity is 1 in the middle of each kernel."""
+    conv = cast(nn.Conv2d, conv)
+    height, width = conv.kernel_size
+    weight = conv.weight + F.pad(conv.weight.new_ones(1, 1, 1, 1), (width // 2,) * 2 + (height // 2,) * 2)
+    return F.conv2d(x, weight, conv.bias, padding=conv.padding, groups=conv.groups)

@@ -22,6 +22,7 @@ R = TypeVar('R')
 Against = Callable[..., str | None]
 
 PORTABLE = 'portable'
+BAR = 'no-'
 VARIABLE = 'MMSOFT_KERNELS'
 # torch 2.6 cannot tell export from compilation
 IS_EXPORTING: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
@@ -29,8 +30,10 @@ IS_EXPORTING: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', torch
 IS_FX_TRACING: Callable[[], bool] = getattr(_symbolic_trace, 'is_fx_symbolic_tracing', _symbolic_trace.is_fx_tracing)
 OLDEST_TRITON = (3, 7)  # torch 2.12 brings it
 OPERATORS: dict[str, 'Operator[..., Any]'] = {}
-_forced: str | None = None  # a plain global: torch.compile guards it
-_barred: str | None = None
+KINDS = {PORTABLE: None}  # of implementations that some operator has, in order; a dict, as torch.compile knows them
+# The kind that is forced, or the one that is not allowed after BAR: a plain global, which torch.compile guards. What
+# the environment says is checked when it is first needed, as kinds may be registered until then.
+_forced: str | None = os.environ.get(VARIABLE) or None
 
 
 class Implementation(NamedTuple):
@@ -58,19 +61,20 @@ class Operator(Generic[P, R]):
         self.implementations = (Implementation(PORTABLE, portable, serves_all),)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        for implementation in self.candidates():
-            if implementation.against(*args, **kwargs) is None:
-                return implementation.run(*args, **kwargs)
-        raise RuntimeError(
-            f'{VARIABLE} or kernels() forces {_forced!r}, which cannot serve this call of {self.name}: '
-            f'{self.reasons(*args, **kwargs)}. Allow other kernels for it.'
-        )
+        chosen, declined = self.ask(*args, **kwargs)
+        if chosen is None:
+            raise RuntimeError(
+                f'{VARIABLE} or kernels() forces {_forced!r}, which cannot serve this call of {self.name}: '
+                f'{_told(declined)}. Allow other kernels for it.'
+            )
+        return chosen.run(*args, **kwargs)
 
     def also(self, kind: str, against: Against) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate another implementation, which is asked before those that are there."""
 
         def join(run: Callable[P, R]) -> Callable[P, R]:
             self.implementations = (Implementation(kind, run, against), *self.implementations)
+            KINDS[kind] = None
             return run
 
         return join
@@ -78,21 +82,33 @@ class Operator(Generic[P, R]):
     def candidates(self) -> tuple[Implementation, ...]:
         """Implementations in the order in which they are asked; of a forced kind alone, if the operator has it."""
         if _forced is None:
-            return tuple(i for i in self.implementations if i.kind != _barred)
+            return self.implementations
+        if _forced.startswith(BAR):
+            _check_kind(_forced)
+            return tuple(i for i in self.implementations if BAR + i.kind != _forced)
         forced = tuple(i for i in self.implementations if i.kind == _forced)
+        if not forced:
+            _check_kind(_forced)
         return forced or self.implementations[-1:]
+
+    def ask(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Implementation | None, list[tuple[str, str]]]:
+        """What would run, if anything can, and the kinds that were asked before it, each with its reason."""
+        declined = []
+        for implementation in self.candidates():
+            reason = implementation.against(*args, **kwargs)
+            if reason is None:
+                return implementation, declined
+            declined.append((implementation.kind, reason))
+        return None, declined
 
     def choice(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """The kind that would run; None if one is forced that cannot."""
-        for implementation in self.candidates():
-            if implementation.against(*args, **kwargs) is None:
-                return implementation.kind
-        return None
+        chosen, _ = self.ask(*args, **kwargs)
+        return chosen and chosen.kind
 
-    def reasons(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Why implementations decline this call."""
-        asked = ((i.kind, i.against(*args, **kwargs)) for i in self.candidates())
-        return '; '.join(f'{kind} declines: {reason}' for kind, reason in asked if reason is not None)
+
+def _told(declined: list[tuple[str, str]]) -> str:
+    return '; '.join(f'{kind} declines: {reason}' for kind, reason in declined)
 
 
 def operator(
@@ -112,8 +128,8 @@ def operator(
 
 def explain(op: Operator[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
     """Which implementation would run with these arguments, and why those that are asked before it would not."""
-    kind, reasons = op.choice(*args, **kwargs), op.reasons(*args, **kwargs)
-    return f'{op.name}: {kind or "nothing"} runs' + (f'; {reasons}' if reasons else '')
+    chosen, declined = op.ask(*args, **kwargs)
+    return '; '.join(filter(None, (f'{op.name}: {chosen.kind if chosen else "nothing"} runs', _told(declined))))
 
 
 def overview(device: str) -> dict[str | None, list[str]]:
@@ -126,50 +142,29 @@ def overview(device: str) -> dict[str | None, list[str]]:
     return found
 
 
-def kinds() -> list[str]:
-    """Kinds of implementation that some operator has."""
-    return list(dict.fromkeys([PORTABLE, *(i.kind for op in OPERATORS.values() for i in op.implementations)]))
-
-
-def force(kind: str | None) -> None:
-    """Let operators that have implementations of this kind run nothing else, and the others their portable version.
-
-    None lets each operator choose. It holds for the whole process; a call that the kind cannot serve is an error.
-    """
-    global _forced
-    if kind is not None and kind not in kinds():
-        raise ValueError(f'kernels {kind!r} are unknown; choose one of {", ".join(kinds())}')
-    _forced = kind
-
-
-def force_from_environment() -> None:
-    """:func:`force` what MMSOFT_KERNELS says, if anything."""
-    try:
-        force(os.environ.get(VARIABLE) or None)
-    except ValueError as error:
-        raise ValueError(f'{VARIABLE}: {error}') from None
-
-
 @contextlib.contextmanager
 def kernels(kind: str | None) -> Iterator[None]:
-    """:func:`force` inside of a ``with``, which has to hold the backward pass as well."""
-    before = _forced
-    force(kind)
+    """Inside of a ``with``, let operators that have implementations of this kind run nothing else, others the portable.
+
+    ``'no-<kind>'`` lets them choose among the others; None lets each choose among all. It holds for the whole process,
+    and has to hold the backward pass as well; a call that the kind cannot serve is an error.
+    """
+    global _forced
+    if kind is not None:
+        _check_kind(kind)
+    before, _forced = _forced, kind
     try:
         yield
     finally:
-        force(before)
+        _forced = before
 
 
-@contextlib.contextmanager
-def without(kind: str) -> Iterator[None]:
-    """Let operators choose among their other implementations, inside of a ``with``."""
-    global _barred
-    before, _barred = _barred, kind
-    try:
-        yield
-    finally:
-        _barred = before
+def _check_kind(kind: str) -> None:
+    if kind == BAR + PORTABLE or kind.removeprefix(BAR) not in KINDS:
+        raise ValueError(
+            f'{VARIABLE} or kernels(): {kind!r} is unknown; choose one of {", ".join(KINDS)}, '
+            f'or {BAR}<kind> to do without one'
+        )
 
 
 # What speaks against an implementation: called with an operator's arguments, of which the first tells the device.
@@ -240,6 +235,11 @@ def is_graph() -> bool:
     return torch.compiler.is_compiling() or is_tracing() or IS_FX_TRACING()
 
 
+def is_symbol(*sizes: int) -> bool:
+    """Whether a graph is being exported in which one of these sizes is not a number yet."""
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
 def has_backward() -> bool:
     """Whether results are kept for gradients; a TorchScript trace holds the forward pass alone."""
     return torch.is_grad_enabled() and not is_tracing()
@@ -254,6 +254,11 @@ def is_watched(module: nn.Module) -> bool:
         part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
         for part in module.modules()
     )
+
+
+def reads_at_once(x: Tensor) -> bool:
+    """Whether its value is there without a wait for a device that computes on its own."""
+    return x.device.type == 'cpu'
 
 
 def has_fast_float64(x: Tensor) -> bool:

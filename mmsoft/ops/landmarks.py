@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import check
+from .checks import check, compute_dtype
+from .dispatch import is_symbol
 
 
 def bounded_grid(height: int, width: int, limit: int) -> tuple[int, int]:
@@ -58,12 +59,63 @@ def to_landmark_windows(x: Tensor, window: tuple[int, int], num_landmarks: int |
     """
     check(x.dim() == 4, 'to_landmark_windows takes a map (B, C, H, W)', x=x)
     height, width = x.shape[-2:]
+    if is_symbol(height, width) and num_landmarks is not None:
+        return _in_graph(x, window, num_landmarks, num_landmarks)
     gh, gw = landmark_grid(height, width, window, num_landmarks)
     if (gh, gw) != _whole_windows(height, width, window):
         return F.adaptive_avg_pool2d(x, (gh * window[0], gw * window[1]))
     if height < window[0] or width < window[1]:
         return F.pad(x, (0, max(window[1] - width, 0), 0, max(window[0] - height, 0)))
     return x
+
+
+def average_beyond(x: Tensor, most: int, limit: int) -> Tensor:
+    """Map x (B, C, H, W) as it is while H W <= ``most``, and averaged to the bounded grid of ``limit`` beyond that."""
+    height, width = x.shape[-2:]
+    if is_symbol(height, width):
+        return _in_graph(x, (1, 1), most, limit)
+    return x if height * width <= most else F.adaptive_avg_pool2d(x, bounded_grid(height, width, limit))
+
+
+def _in_graph(x: Tensor, window: tuple[int, int], most: int, limit: int) -> Tensor:
+    """The windows of x (B, C, H, W), averaged if they are more than ``most``, for a graph in which H and W are symbols.
+
+    Both ways are one product with a matrix a side, (gh * rh, H) and (gw * rw, W): of averages, or of ones that pick
+    rows as they are, beyond the map zeros.
+    """
+    height, width = (torch.full((), size, dtype=torch.int64, device=x.device) for size in x.shape[-2:])
+    sides = height, width
+    whole = [(side // step).clamp(min=1) for side, step in zip(sides, window, strict=True)]
+    bounded = whole[0] * whole[1] > most
+    grid = zip(_bounded_grid_in_graph(height, width, limit), whole, strict=True)
+    dtype = compute_dtype(x)
+    rows, columns = (
+        _sampling(torch.where(bounded, best, count) * step, side, size, bounded).to(dtype)
+        for (best, count), step, side, size in zip(grid, window, sides, x.shape[-2:], strict=True)
+    )
+    return (rows @ (x.to(dtype) @ columns.T)).to(x.dtype)
+
+
+def _bounded_grid_in_graph(height: Tensor, width: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """:func:`bounded_grid` of tensors: over all grids, the largest min(gh W, gw H), and of these the least max."""
+    grids = torch.tensor([(gh, gw) for gh in range(1, limit + 1) for gw in range(1, limit // gh + 1)])
+    gh, gw = grids.to(height.device).unbind(1)
+    a, b = gh * width, gw * height
+    least, most = torch.minimum(a, b), torch.maximum(a, b)
+    most = torch.where(least == least.max(), most, most.max() + 1)
+    best = most == most.min()
+    return torch.where(best, gh, 0).max(), torch.where(best, gw, 0).max()
+
+
+def _sampling(count: Tensor, side: Tensor, size: int, bounded: Tensor) -> Tensor:
+    """Matrix (count, size): averages as ``adaptive_avg_pool2d`` has them, or the first rows as they are."""
+    length = count.item()
+    torch._check(length >= 1)
+    index, place = torch.arange(length, device=count.device), torch.arange(size, device=count.device)
+    first = torch.where(bounded, index * side // count, index)
+    end = torch.where(bounded, ((index + 1) * side + count - 1) // count, index + 1)
+    inside = (place >= first[:, None]) & (place < end[:, None])
+    return inside / (end - first)[:, None]
 
 
 def _whole_windows(height: int, width: int, window: tuple[int, int]) -> tuple[int, int]:

@@ -10,18 +10,18 @@ from .dispatch import no_autocast, operator
 LEAST_SUM = 1e-12
 
 
-def linear_attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def linear_attention_reference(q: Tensor, k: Tensor, v: Tensor, epsilon: float = 0.0) -> Tensor:
     """Slow reference in float64: the N x N matrix of weights, whose rows are divided by their sums."""
     weights = q.double() @ k.double().transpose(-1, -2) / k.shape[-2]
-    return weights / weights.sum(-1, keepdim=True).clamp(min=LEAST_SUM) @ v.double()
+    return weights / (weights.sum(-1, keepdim=True).clamp(min=LEAST_SUM) + epsilon) @ v.double()
 
 
 @operator(
     linear_attention_reference,
     example=lambda random: (random(2, 3, 9, 4).abs(), random(2, 3, 7, 4).abs(), random(2, 3, 7, 5)),
 )
-def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``q (k' v) / (q (k' 1))`` in O(N f e), for features of queries and keys that are at least 0.
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, epsilon: float = 0.0) -> Tensor:
+    """``q mean(k' v) / (q mean(k) + epsilon)`` in O(N f e), for features of queries and keys that are at least 0.
 
     q (B, h, N, f), k (B, h, M, f), v (B, h, M, e) -> (B, h, N, e) in v's dtype, computed in float32 or better.
     """
@@ -38,4 +38,4 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # means over keys, not sums, so that nothing grows with their number
         context = torch.matmul(k.transpose(-1, -2), v.to(dtype)) / k.shape[2]  # (B, h, f, e)
         total = torch.matmul(q, k.mean(2).unsqueeze(-1)).clamp(min=LEAST_SUM)  # (B, h, N, 1)
-        return saturating_cast(torch.matmul(q, context) / total, v.dtype)
+        return saturating_cast(torch.matmul(q, context) / (total + epsilon), v.dtype)

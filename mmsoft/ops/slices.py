@@ -54,6 +54,17 @@ def _token_wise_cpu(
     return y.view(x.shape)
 
 
+@operator()
+def map_wise(x: Tensor, *, function: Function, recompute: bool | None = None) -> Tensor:
+    """``function(x)`` of tokens that mix with their neighbours, so that no slices are cut; ``recompute`` as above."""
+    return _run(function, (x,), bool(recompute))
+
+
+@map_wise.also('cpu', eager_cpu)
+def _map_wise_cpu(x: Tensor, *, function: Function, recompute: bool | None = None) -> Tensor:
+    return _run(function, (x,), recompute is not False)
+
+
 def _run(function: Function, tensors: Iterable[Tensor], recompute: bool) -> Tensor:
     if recompute and has_backward():
         return cast(Tensor, checkpoint(function, *tensors, use_reentrant=False))

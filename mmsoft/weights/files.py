@@ -19,12 +19,12 @@ from .sources import locate
 from .writing import DIGEST, META, digest_of
 
 # Buffers that a model computes from its own sizes.
-COMPUTED = ('relative_position_index', 'attn_mask')
+COMPUTED = ('relative_position_index', 'attn_mask', 'rope.rotations')
 # With the counters, which say nothing of a model.
 IGNORED = (*COMPUTED, 'num_batches_tracked')
-EMA_KEY = 'state_dict_ema'  # averaged weights, as timm calls them
+EMA_KEY = 'state_dict_ema'  # averaged weights, as timm calls them; DeiT's trainers say model_ema
 # Where weights sit in a checkpoint, the preferred place first; the dict itself comes last.
-WRAPPERS = (EMA_KEY, 'state_dict', 'model')
+WRAPPERS = (EMA_KEY, 'model_ema', 'state_dict', 'model')
 MOST_OF_NOTHING = 1 << 16  # product of the lengths of a tensor without numbers, where 0 counts as 1
 
 

@@ -1,22 +1,17 @@
 """Fitting weights to a model: resize, compare, load, and report all of it in one table."""
 
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mmsoft.layers import resize_table
+from mmsoft.layers import PositionTable, resize_table
 
 from .files import IGNORED
 from .messages import CheckpointError, announce
 
-# A classifier's own parts, which a backbone leaves aside.
-CLASSIFIER_PARTS = re.compile(r'(head|cls_token|cls_position)(\.|$)')
-# What a plain network's backbone makes its maps with, and its classifier has no use for.
-PYRAMID = 'pyramid.'
 # Fewer matches than this, of the model's tensors, and the weights are of something else.
 LEAST_MATCHED = 0.5
 
@@ -38,7 +33,7 @@ class LoadReport:
         'matched': 'loaded as they are',
         'resized': 'loaded after resizing to this image size',
         'left_aside': 'not needed by this model',
-        'fresh': 'kept at their random start: asked for, or a pyramid, which no classifier has',
+        'fresh': 'kept at their random start: of other classes, asked for, or a pyramid, which no classifier has',
         'missing': 'in the model, not in the weights',
         'unexpected': 'in the weights, not in the model',
         'misshapen': 'of another shape than in the model',
@@ -78,19 +73,23 @@ def load_weights(
 def fit_weights(
     model: nn.Module, weights: Mapping[str, Tensor], *, source: str, strict: bool = True, fresh: Iterable[str] = ()
 ) -> tuple[dict[str, Tensor], LoadReport]:
-    """What load_weights would load, and its report; the model may be on the meta device."""
+    """What load_weights would load, and its report; the model may be on the meta device.
+
+    A model may say of names what is as it should be: by ``leaves_aside(names)``, which of these weights it has no place
+    for, and by ``starts_fresh(names)``, which of its own they need not have.
+    """
     own = {name: value for name, value in model.state_dict().items() if not name.endswith(IGNORED)}
-    report, fitted = LoadReport(source, fresh=list(fresh)), {}
-    if not any(name.startswith(PYRAMID) for name in weights):
-        report.fresh += [name for name in own if name.startswith(PYRAMID)]
+    report, fitted = LoadReport(source, fresh=[*fresh, *_told(model, 'starts_fresh', weights)]), {}
+    not_needed = _told(model, 'leaves_aside', weights)
+    tables = {f'{name}.table' for name, module in model.named_modules() if isinstance(module, PositionTable)}
     for name, value in weights.items():
         if name.endswith(IGNORED) or name in report.fresh:
             continue
         if name not in own:
-            (report.left_aside if _not_needed(name, own) else report.unexpected).append(name)
+            (report.left_aside if name in not_needed else report.unexpected).append(name)
             continue
         outcome = report.matched
-        if name.endswith('position.table') and value.dim() == 4 and value.shape != own[name].shape:
+        if name in tables and value.dim() == 4 and value.shape != own[name].shape:
             value, outcome = resize_table(value.float(), own[name].shape[1:3]), report.resized
         if value.shape != own[name].shape:
             report.misshapen.append(f'{name} {tuple(value.shape)} for {tuple(own[name].shape)}')
@@ -120,9 +119,6 @@ def take_prefix(weights: Mapping[str, Tensor], prefix: str, source: str) -> dict
     return part
 
 
-def _not_needed(name: str, own: Mapping[str, Tensor]) -> bool:
-    """Parts that models leave out on purpose: a classifier's head, a pyramid's level, stages past the last output."""
-    if CLASSIFIER_PARTS.match(name):
-        return 'head.weight' not in own
-    part = re.match(r'stages\.\d+\.|norm\.|pyramid\.levels\.\d+\.', name)
-    return bool(part) and not any(other.startswith(part[0]) for other in own)
+def _told(model: nn.Module, what: str, weights: Iterable[str]) -> set[str]:
+    ask: Any = getattr(model, what, None)
+    return set(ask(weights)) if ask else set()

@@ -8,16 +8,10 @@ Weights = Mapping[str, Tensor]
 STAGES = range(4)
 
 
-def image_size(weights: Weights) -> tuple[int, int] | None:
-    """(height, width) of the images whose grids the position tables have; None where there are none.
-
-    The first table, (1, h, w, C), is at stride 4 in a pyramid, where others follow it, and at 16 in a plain network.
-    """
-    table = weights.get('stages.0.position.table', weights.get('position.table'))
-    if table is None:
-        return None
-    stride = 4 if 'stages.1.position.table' in weights else 16
-    return stride * table.shape[1], stride * table.shape[2]
+def image_size(weights: Weights, table: str, stride: int) -> tuple[int, int]:
+    """(height, width) of the images whose grid this position table (1, h, w, C) has."""
+    _, height, width, _ = weights[table].shape
+    return stride * height, stride * width
 
 
 def depths(weights: Weights) -> tuple[int, ...]:

@@ -24,25 +24,20 @@ _PATIENCE = 60  # seconds for an answer
 LARGEST = 16 << 30  # bytes of a download: training checkpoints of the largest detectors have fewer
 LEAST_SPEED = 10_000  # bytes a second, less than which is given up after _PATIENCE
 _CHUNK = 1 << 20
-# Where authors link their files, and which models of ours they fit; told where a file of such a name is missing.
-PAGES = {
-    'inline': (
-        'https://github.com/LeapLabTHU/InLine',
-        'DeiT, PVT, Swin and CSwin fit inline_deit_*, inline_pvt_*, inline_swin_* and inline_cswin_* of their size',
-    ),
-    'soft': (
-        'https://github.com/fudan-zvg/SOFT',
-        'SOFT tiny fits soft_tiny, SOFT++ tiny soft_pp_tiny, SOFT++ small, medium and large the soft_pp_* or '
-        'soft_pp_*_v1 of their size that has their shapes',
-    ),
-}
+# Title of a family -> where its authors link their files, and which models of ours these fit; families fill it in, and
+# it is told where a file of such a name is missing.
+PAGES: dict[str, tuple[str, str]] = {}
 
 
 def where_published(*names: str) -> str:
     """A sentence on where the authors' files are, for names of ours such as SOFT or pretrained/inline_pvt_tiny.pth."""
     text = ' '.join(names).lower().replace('mmsoft', '')
-    page, fits = next((PAGES[key] for key in PAGES if key in text), ('', ''))
-    return f" The authors' files are linked at {page}: {fits}; `mmsoft convert` tells of a file." if page else ''
+    found = [PAGES[title] for title in PAGES if title.split('-')[0].lower() in text]
+    if not found:
+        return ''
+    page = found[0][0]
+    fits = ', '.join(fit for other, fit in found if other == page)
+    return f" The authors' files are linked at {page}: {fits}; `mmsoft convert` tells of a file."
 
 
 def locate(source: str | Path) -> Path:

@@ -266,8 +266,9 @@ def test_publication_describes_the_model(title, tmp_path):
 def test_a_classifier_is_tested_with_tables_as_large_as_its_weights():
     def size_for(model):
         cfg = Config(dict(model=dict(type='mmsoft.ImageClassifier', backbone=dict(type='x', img_size=224))))
-        config.take_table_size(cfg, {f'backbone.{name}': value for name, value in model.state_dict().items()})
-        return cfg.model.backbone.img_size
+        found = config.model_for(cfg, {f'backbone.{name}': value for name, value in model.state_dict().items()})
+        assert cfg.model.backbone.img_size == 224  # the config is as it was
+        return found.backbone.img_size
 
     assert size_for(InLineDeiTClassifier(PLAIN, img_size=(64, 96))) == [64, 96]
     assert size_for(INLINE['InLine-PVT'].classifier(SMALL['InLine-PVT'], img_size=64)) == [64, 64]
@@ -291,6 +292,7 @@ def test_the_authors_files_are_tested_as_they_are(tmp_path):
     ]
     assert metrics[0] == metrics[1] == metrics[2]
     assert set(metrics[0]) == {'accuracy/top1', 'accuracy/top5'}
+    assert Config.fromfile(tmp_path / 'ours' / 'small.py').model.backbone.img_size == 224  # as it was written
     backbone = InLineDeiT(PLAIN, init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'theirs.pth')))
     backbone.init_weights()
     assert torch.equal(backbone.norm.weight, model.norm.weight)

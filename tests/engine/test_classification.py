@@ -25,7 +25,7 @@ from mmsoft.datasets.miniature import write_world
 from mmsoft.datasets.reading import read_faults
 from mmsoft.datasets.seeding import SeededDataset, SeededIndex
 from mmsoft.engine.classification import ImageClassifier, TopAccuracy
-from mmsoft.engine.config import load_config, set_img_size
+from mmsoft.engine.config import check_sizes, load_config, set_img_size
 from mmsoft.engine.predict import predict
 from mmsoft.engine.training import evaluate, size_table, train
 from mmsoft.models import SOFT
@@ -277,8 +277,8 @@ def test_several_sizes_in_one_call(trained, tmp_path):
         evaluate(load_config(path), 'x.pth', work_dir=str(tmp_path), sizes=[64], drawings='x')
     with pytest.raises(ValueError, match=r'sides of at least 32; got 16'):
         set_img_size(load_config(path), 16)
-    with pytest.raises(ValueError, match=r'--img-size and --sizes are for classifiers'):
-        set_img_size(load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco')), 64)
+    with pytest.raises(ValueError, match=r'--sizes are for classifiers'):
+        check_sizes(load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco')), [64])
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
-from small_runs import SIZE, run, small_config
+from small_runs import SIZE, run, small_checkpoint
 
 from mmsoft import Predictor
 from mmsoft.checkpoints import CheckpointError
@@ -18,20 +18,6 @@ from mmsoft.engine.carried import carried_config, registered_names
 from mmsoft.engine.predict import predict
 
 METHODS = ('retinanet', 'mask_rcnn', 'upernet', 'classifier')
-
-
-def small_checkpoint(method, folder):
-    """A config, and the path of a checkpoint that carries it; random heads are sure of nothing: every score counts."""
-    cfg = small_config(method, folder, train=1)
-    if 'rcnn' in cfg.model.get('test_cfg', {}):
-        cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=5)
-    elif method == 'retinanet':
-        cfg.model.test_cfg.update(score_thr=0.0, max_per_img=5)
-    init_default_scope(cfg.default_scope)
-    torch.manual_seed(0)
-    state, path = MODELS.build(cfg.model).state_dict(), folder / 'epoch_1.pth'
-    torch.save(dict(state_dict=state, meta=dict(cfg=cfg.pretty_text)), path)
-    return cfg, path
 
 
 def picture(seed, height=SIZE[0], width=SIZE[1]):

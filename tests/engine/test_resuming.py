@@ -2,19 +2,19 @@
 
 import os
 import signal
-import subprocess
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from forking import run_forked
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.hooks import EarlyStoppingHook, EMAHook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.structures import BaseDataElement
-from small_runs import ENVIRONMENT, assert_same_state, command, dump, every_iteration, run, small_config
+from small_runs import assert_same_state, command, dump, every_iteration, run, small_config
 
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
 from mmsoft.engine.conditions import check_optimizer, check_same, conditions, differences, forgetful
@@ -82,10 +82,8 @@ def test_a_validation_that_was_cut_off_is_made_up(method: str, number: str, tmp_
     run('train', config, '--work-dir', whole)
     per_epoch = read_checkpoint(latest_checkpoint(whole))['meta']['iter'] // 2
     (tmp_path / 'killer.py').write_text(KILLER.format(iteration=2 * per_epoch, signal=number))
-    python, *arguments = command('train', config, '--work-dir', broken)
-    killed = subprocess.run(
-        [python, tmp_path / 'killer.py', *arguments], env=ENVIRONMENT, capture_output=True, text=True
-    )
+    _, *arguments = command('train', config, '--work-dir', broken)
+    killed = run_forked([str(tmp_path / 'killer.py'), *arguments])
     assert killed.returncode == {'SIGKILL': -signal.SIGKILL, 'SIGTERM': 75}[number], killed.stderr[-3000:]
     resumed = run('train', config, '--work-dir', broken, '--resume')
     assert 'is made up' in resumed.stdout + resumed.stderr

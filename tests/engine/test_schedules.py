@@ -8,9 +8,11 @@ from mmengine.config import Config
 from mmengine.optim import OptimWrapper
 from small_runs import dump, losses, run, small_config
 
+import mmsoft
 from mmsoft.engine.classification import CosineSchedule
+from mmsoft.engine.config import load_config
 from mmsoft.engine.guarded import TrainingRunner
-from mmsoft.engine.schedules import fit_warmup
+from mmsoft.engine.schedules import fit_warmup, set_length
 
 WARMUP = dict(type='LinearLR', start_factor=0.001, by_epoch=False, begin=0, end=500)
 
@@ -80,6 +82,43 @@ def test_a_run_that_stays_below_its_lr_says_so(told):
         'the lr stays at or below 0.001 for the whole run, 10.0% of the 0.01 of the config: '
         'its param_scheduler is made for a longer run'
     ]
+
+
+def lengthened(name, epochs, length=None):
+    cfg = load_config(mmsoft.config_path(name))
+    set_length(cfg, epochs, lambda: length)
+    return cfg
+
+
+def test_epochs_stretch_the_schedule_and_not_the_warmup():
+    cfg = lengthened('retinanet_soft_pp_tiny_1x_coco', 24)
+    warmup, steps = cfg.param_scheduler
+    assert (warmup.end, steps.end, steps.milestones) == (500, 24, [16, 22])
+    assert (cfg.train_cfg.max_epochs, cfg.train_cfg.val_interval) == (24, 1)
+
+
+def test_epochs_of_a_run_of_iterations():
+    """20 pictures in batches of 2."""
+    cfg = lengthened('upernet_soft_pp_tiny_160k_ade20k', 400, 10)
+    warmup, poly = cfg.param_scheduler
+    assert (warmup.end, poly.begin, poly.end) == (1500, 1500, 4000)
+    assert (cfg.train_cfg.max_iters, cfg.train_cfg.val_interval) == (4000, 400)
+    assert cfg.default_hooks.checkpoint.interval == 400
+
+
+def test_epochs_of_schedules_with_lengths_of_their_own():
+    cosine = dict(type='CosineAnnealingLR', T_max=150, begin=150, end=300)
+    hooks = [dict(type='PipelineSwitchHook', switch_epoch=280)]
+    cfg = Config(dict(train_cfg=dict(max_epochs=300, val_interval=10), param_scheduler=[WARMUP, cosine]))
+    cfg.custom_hooks = hooks
+    set_length(cfg, 30, None)
+    assert cfg.param_scheduler == [WARMUP, dict(type='CosineAnnealingLR', begin=15, end=30)]  # whose T_max is 15
+    assert cfg.custom_hooks[0].switch_epoch == 28
+    assert cfg.train_cfg == dict(max_epochs=30, val_interval=1)
+
+
+def test_epochs_of_classifiers_shorten_the_warmup():
+    assert lengthened('soft_pp_tiny_300e_in1k', 30).custom_hooks[0].warmup_epochs == 3
 
 
 def test_classifiers_shorten_it_as_well():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
+from forking import run_forked
 from small_runs import ENVIRONMENT, children, command, dump, losses, run, small_config
 
 from mmsoft.checkpoints import read_checkpoint
@@ -91,8 +92,8 @@ def test_a_kill_while_a_checkpoint_is_written_loses_nothing(tmp_path):
         runpy.run_path(sys.argv[0], run_name='__main__')
         """)
     )
-    python, *arguments = command('train', config, '--work-dir', tmp_path / 'run')
-    killed = subprocess.run([python, killer, *arguments], env=ENVIRONMENT, capture_output=True)
+    _, *arguments = command('train', config, '--work-dir', tmp_path / 'run')
+    killed = run_forked([str(killer), *arguments])
     assert killed.returncode == -signal.SIGKILL
     assert [path.name for path in sorted((tmp_path / 'run').glob('*.p*t*'))] == ['epoch_1.pth', 'epoch_2.pth.part']
     assert latest_checkpoint(tmp_path / 'run').name == 'epoch_1.pth'
@@ -122,15 +123,15 @@ def deterministic(cfg):
 
 def start_by_hand(arguments, launcher):
     """Two processes with what srun sets, or what torchrun is given on each of two machines."""
-    started = []
-    for rank in (0, 1):
-        if launcher == 'slurm':
-            variables = dict(SLURM_PROCID=rank, SLURM_LOCALID=rank, SLURM_NTASKS=2, SLURM_JOB_NODELIST='localhost')
-            line = [*command('train', *arguments), '--launcher', 'slurm']
-        else:
-            variables, line = {}, command('train', *arguments, processes=2, port=29514, node=(rank, 2))
-        environment = dict(ENVIRONMENT, MASTER_PORT='29516', **{name: str(value) for name, value in variables.items()})
-        started.append(subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    if launcher == 'slurm':
+        _, *script = [*command('train', *arguments), '--launcher', 'slurm']
+        shared = dict(ENVIRONMENT, MASTER_PORT='29516', SLURM_NTASKS='2', SLURM_JOB_NODELIST='localhost')
+        environments = [dict(shared, SLURM_PROCID=rank, SLURM_LOCALID=rank) for rank in '01']
+        assert run_forked(script, script, environments=environments).returncode == 0
+        return
+    lines = [command('train', *arguments, processes=2, port=29514, node=(rank, 2)) for rank in (0, 1)]
+    pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    started = [subprocess.Popen(line, env=ENVIRONMENT, **pipes) for line in lines]
     assert [process.wait(timeout=240) for process in started] == [0, 0]
 
 

@@ -13,8 +13,11 @@ from mmsoft.layers import (
     Landmarks,
     LinearAttention,
     LinformerAttention,
+    MILAAttention,
     NystromformerAttention,
     PerformerAttention,
+    PolaFormerAttention,
+    RALAAttention,
     SoftAttention,
     SoftmaxAttention,
     redraw_features,
@@ -28,6 +31,7 @@ from mmsoft.ops import (
     orthogonal_directions,
     positive_features,
     positive_features_reference,
+    rotary_attention_reference,
     softmax_free_attention_reference,
     softmax_pinv,
     softmax_pinv_reference,
@@ -99,6 +103,19 @@ def direct(layer, x, grid, bound=None):
     if isinstance(layer, EfficientAttention):
         q, k, v = map(split, layer.qkv(x).chunk(3, -1))
         return layer.proj(join((q.softmax(-1) @ k.softmax(-2).transpose(-1, -2)) @ v))
+    if isinstance(layer, (MILAAttention, RALAAttention)):
+        q, k, v, gate = (
+            (*layer.qk(x).chunk(2, -1), x, 1) if isinstance(layer, MILAAttention) else layer.qkvo(x).chunk(4, -1)
+        )
+        count = DIM // 4 if isinstance(layer, MILAAttention) else DIM // HEADS // 4
+        powers = torch.arange(count) / (count if isinstance(layer, MILAAttention) else count - 1)
+        angles = [torch.arange(side)[:, None] * 10000**-powers for side in (height, width)]
+        y = rotary_attention_reference(split(q), split(k), split(v), *angles, isinstance(layer, RALAAttention))
+        local = layer.lepe(as_map(v[:, first:])).flatten(2).transpose(1, 2)
+        y = (join(y) + F.pad(local, (0, 0, first, 0))) * gate
+        return y if isinstance(layer, MILAAttention) else layer.proj(y)
+    if isinstance(layer, PolaFormerAttention):
+        return polaformer(layer, x, (height, width))
     q, root = layer.q(x), (DIM // HEADS) ** 0.25
     if isinstance(layer, SoftAttention):
         v, k = layer.v(x), None if layer.k is None else split(layer.k(x) / root)
@@ -136,6 +153,36 @@ def direct(layer, x, grid, bound=None):
         phi = dict(elu=lambda t: torch.where(t > 0, t + 1, t.exp()), relu=F.relu, exp=torch.exp)[layer.kernel]
         features = [phi(split(t) / root) for t in (q, k)]
     return layer.proj(join(linear_attention_reference(*features, split(v))))
+
+
+def polaformer(layer, x, grid):
+    """Formula of the paper, head by head and image by image."""
+    first, width = x.shape[1] - grid[0] * grid[1], DIM // HEADS
+    outputs = []
+    for image in x:
+        (q, gate), (k, v) = layer.qg(image).chunk(2, 1), layer.kv(image).chunk(2, 1)
+        table = layer.position.table.permute(0, 3, 1, 2)
+        table = F.interpolate(table, grid, mode='bilinear', align_corners=False)[0].flatten(1).T
+        k = torch.cat((k[:first], k[first:] + table))
+        sigma, heads = (1 + layer.scale[0].exp()).log(), []
+        for i in range(HEADS):
+            part, power = slice(i * width, (i + 1) * width), 1 + 4 / (1 + (-layer.power[0, i]).exp())
+            (a, b), (c, d) = [
+                [torch.where(s * t > 0, (s * t).abs().clamp(min=1e-30), 0) ** power for s in (1, -1)]
+                for t in ((q / sigma)[:, part], (k / sigma)[:, part])
+            ]
+            found = []
+            for scores, value in (
+                (a @ c.T + b @ d.T, v[:, part][:, : width // 2]),
+                (b @ c.T + a @ d.T, v[:, part][:, width // 2 :]),
+            ):
+                found.append(scores @ value / (scores.sum(1, keepdim=True) + 1e-6 * len(k)))
+            local = F.conv2d(
+                v[first:, part].T.unflatten(1, grid)[None], layer.dwc.weight, layer.dwc.bias, padding=2, groups=width
+            )
+            heads.append(torch.cat(found, 1) + F.pad(local[0].flatten(1).T, (0, 0, first, 0)))
+        outputs.append(torch.cat(heads, 1) * gate)
+    return layer.proj(torch.stack(outputs))
 
 
 OWN = [spec for spec in SPECS if spec['type'] != 'inline']  # test_inline.py has its reference
@@ -419,7 +466,7 @@ def test_layers_name_what_does_not_fit():
 def test_compiled_gradients_are_those_of_eager_mode(newton_backward):
     """Machine code of our own backward passes; test_every_backbone compares the graphs of whole models."""
     landmarks = Landmarks(DIM // HEADS, 2, num_landmarks=8)
-    attention = SoftAttention(DIM, HEADS, landmarks, 3, newton_iters=5, newton_backward=newton_backward)
+    attention = SoftAttention(DIM, HEADS, landmarks, 3, newton_iters=2, newton_backward=newton_backward)
     x, gradients = torch.randn(2, 9 * 14, DIM, requires_grad=True), []
     torch._dynamo.reset()
     for run in (attention, torch.compile(attention, fullgraph=True, backend=INDUCTOR)):

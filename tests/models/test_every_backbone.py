@@ -13,7 +13,7 @@ from torch import nn
 import mmsoft.timm
 from mmsoft.engine.complexity import count_macs
 from mmsoft.layers import Mlp
-from mmsoft.models import CSWIN_ARCHS, DEIT_ARCHS, FAMILIES, PVT_ARCHS, SWIN_ARCHS
+from mmsoft.models import FAMILIES
 from mmsoft.models.options import options_of
 
 every = pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
@@ -28,6 +28,13 @@ PARAMETERS = {
     'InLineSwin': dict(tiny=(29.223544, 28.454544), small=(49.793296, 49.024296), base=(88.350120, 87.325120)),
     'InLineDeiT': dict(tiny=(6.477736, 6.451056), small=(16.734760, 16.875280), base=(23.797096, 24.076512)),
     'InLineCSwin': dict(tiny=(20.604520, 20.091520), small=(33.032872, 32.519872), base=(73.413640, 72.644640)),
+    'MILA': dict(tiny=(24.392200, 23.880096), small=(43.015048, 42.502944), base=(95.983960, 95.216304)),
+    'RAVLT': dict(
+        tiny=(14.897768, 13.347328),
+        small=(25.591208, 24.040896),
+        base=(48.241288, 46.691296),
+        large=(95.242440, 93.561760),
+    ),
 }
 
 
@@ -47,9 +54,9 @@ def test_every_registered_model_is_a_case():
 
 @pytest.mark.parametrize(('family', 'arch'), [(f, a) for f, archs in PARAMETERS.items() for a in archs])
 def test_parameter_counts_are_pinned(family, arch):
-    tables = dict(InLinePVT=PVT_ARCHS, InLineSwin=SWIN_ARCHS, InLineDeiT=DEIT_ARCHS, InLineCSwin=CSWIN_ARCHS)
-    assert set(tables[family]) == set(PARAMETERS[family])
-    (case,) = (case for case in CASES.values() if case.family == family)
+    case = next(case for case in CASES.values() if case.family == family)
+    (archs,) = (known.archs for known in FAMILIES.values() if known.backbone is case.backbone)
+    assert set(archs) == set(PARAMETERS[family])
     with torch.device('meta'):
         classifier, backbone = case.classifier(arch), case.backbone(arch)
     counts = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (classifier, backbone)]
@@ -59,11 +66,20 @@ def test_parameter_counts_are_pinned(family, arch):
 @pytest.mark.parametrize(
     ('name', 'growth'),
     # windows fill up what they pad; the stripes of CSwin's softmax layers are as long as the map
-    [('soft_pp', 1), ('inline_pvt', 1), ('inline_deit', 1), ('inline_swin', 1), ('inline_cswin', 1.34)],
+    [
+        ('soft_pp', 1),
+        ('inline_pvt', 1),
+        ('inline_deit', 1),
+        ('inline_swin', 1),
+        ('inline_cswin', 1.34),
+        ('mila', 1),
+        ('ravlt_linear', 1),
+        ('ravlt', 4.4),  # softmax over all tokens in the last two stages
+    ],
 )
 def test_multiply_adds_a_pixel_do_not_grow(name, growth):
     with torch.device('meta'):
-        model = CASES[name].backbone('tiny')
+        model = CASES[name].backbone('tiny', **CASES[name].options)
         cost = {size: count_macs(model, 1, 3, *size) / (size[0] * size[1]) for size in [(448, 448), (1600, 2688)]}
     assert cost[1600, 2688] / cost[448, 448] == pytest.approx(growth, rel=0.02)
 
@@ -83,10 +99,12 @@ def test_any_size(case, size):
 
 
 INLINE = [case for case in CASES.values() if case.family.startswith('InLine')]
+FRONTIER = [CASES[name] for name in ('mila', 'ravlt', 'ravlt_linear')]
 VARIANTS = [
     *((case, {}) for case in CASES.values()),
     *((case, dict(kernel='exp')) for case in INLINE),
     *((case, dict(kernel='relu', in_channels=5)) for case in INLINE[1::2]),
+    *((case, dict(in_channels=5)) for case in FRONTIER[:2]),
     *(
         (CASES['soft_pp'], options)
         for options in (
@@ -201,12 +219,10 @@ def test_weights_move_between_backbone_and_classifier(case, tmp_path):
     assert not torch.equal(again(x)[0], backbone(x)[0])
     again.load_state_dict(torch.load(tmp_path / 'weights.pth', weights_only=True))
     assert all(map(torch.equal, again(x), backbone(x)))
-    own = {name.split('.')[0] for name in classifier.state_dict().keys() ^ backbone.state_dict().keys()}
-    assert own == ({'head', 'pyramid'} if case.family == 'InLineDeiT' else {'head'}) | (
-        {'cls_token', 'cls_position'} if case.family == 'SOFT' else set()
-    )
-    unknown = {name.split('.')[0] for name in classifier.load_state_dict(backbone.state_dict(), False).missing_keys}
-    assert unknown <= {'head', 'cls_token', 'cls_position'}
+    names = [{*model.state_dict()} for model in (classifier, backbone)]
+    heads, pyramid = ({name.split('.')[0] for name in own} for own in (names[0] - names[1], names[1] - names[0]))
+    assert (heads, pyramid) == case.own_parts
+    classifier.load_state_dict(backbone.state_dict(), False)
     (last,) = classifier.forward_intermediates(x, 1, norm=True, intermediates_only=True)
     if case.family == 'InLineDeiT':
         assert all(relative_error(a, b) < 1e-6 for a, b in zip(backbone.pyramid(last), backbone(x), strict=True))
@@ -231,7 +247,7 @@ def test_compile_and_export_are_whole_and_equal(case):
         assert all(relative_error(a, b) < 1e-4 for a, b in zip(found, expected, strict=True))
 
 
-COMPILED = [(case, {}) for case in INLINE] + [
+COMPILED = [(case, {}) for case in INLINE + FRONTIER] + [
     (CASES['soft_pp'], dict(newton_backward=backward, newton_iters=5)) for backward in ('closed', 'unrolled')
 ]
 
@@ -251,7 +267,7 @@ def test_compiled_training_gives_the_same_gradients(case, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['inline_pvt', 'inline_swin', 'inline_deit', 'inline_cswin'])
+@pytest.mark.parametrize('name', ['inline_pvt', 'inline_swin', 'inline_deit', 'inline_cswin', 'mila', 'ravlt'])
 def test_exported_classifiers_take_any_batch(name):
     model = CASES[name].classify(num_classes=5).eval()
     x = torch.randn(3, 3, 70, 90)
@@ -263,7 +279,7 @@ def test_exported_classifiers_take_any_batch(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('name', ['inline_pvt', 'inline_swin', 'inline_deit', 'inline_cswin'])
+@pytest.mark.parametrize('name', ['inline_pvt', 'inline_swin', 'inline_deit', 'inline_cswin', 'mila', 'ravlt'])
 def test_traced_classifiers_take_any_batch(name):
     model = CASES[name].classify(num_classes=5).eval()
     traced = torch.jit.trace(model, torch.randn(2, 3, 70, 90))
@@ -407,7 +423,9 @@ def test_a_wrong_init_cfg_is_shown_a_right_one(case, init_cfg):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('case', [*(case.name.removesuffix('_tiny') for case in INLINE), 'soft_others'])
+@pytest.mark.parametrize(
+    'case', [*(case.name.removesuffix('_tiny') for case in INLINE), 'soft_others', 'mila', 'ravlt']
+)
 def test_a_compiled_model_takes_a_second_size(case):
     """torch.compile then traces with sizes that are symbols."""
     model = CASES[case].build(overlap=False) if case == 'soft_others' else CASES[case].build()

@@ -16,7 +16,7 @@ from mmsoft.ops import (
     linear_gelu,
     softmax_free_attention,
 )
-from mmsoft.ops.dispatch import explain, no_triton, without
+from mmsoft.ops.dispatch import explain, kernels, no_triton
 
 needs_triton()
 
@@ -55,8 +55,16 @@ def test_a_layer_of_inline_is_four_launches_and_six_more_in_training():
     assert len(launches(model, True)) == (4 + 6) * layers
 
 
+def test_examples_show_the_kernels():
+    """Whoever asks what runs where, as python -m mmsoft.env does, asks by them."""
+    shown = [
+        op for op in dispatch.OPERATORS.values() if op.example and any(i.kind == 'triton' for i in op.implementations)
+    ]
+    assert set(dispatch.overview('meta')['triton']) == {op.name for op in shown}
+
+
 def test_others_may_be_left_alone():
-    with without('triton'):
+    with kernels('no-triton'):
         assert launches(SOFT(MINI), False) == []
 
 

@@ -42,6 +42,12 @@ class Case(NamedTuple):
         """Whether options of SOFT's own landmarks have an effect."""
         return self.name.startswith('soft') and self.options.get('attn') not in (MIXED, 'efficient')
 
+    @property
+    def own_parts(self) -> tuple[set[str], set[str]]:
+        """First parts of the names that only the classifier has, and those that only the backbone has."""
+        heads = set(next(f for f in mmsoft.models.FAMILIES.values() if f.backbone is self.backbone).head)
+        return heads, {'pyramid'} if self.family in ('InLineDeiT', 'MILA', 'RAVLT') else set()
+
     def build(self, **options: Any) -> nn.Module:
         return self.backbone(**{**dict(arch=self.arch, drop_path_rate=0.0), **self.options, **options})
 
@@ -61,6 +67,9 @@ CASES = {
     ),
     'inline_deit': Case('InLineDeiT', dict(dims=(32,), heads=(2,), depths=(3,)), (8, 16, 32, 32), 'inline_deit_tiny'),
     'inline_cswin': Case('InLineCSwin', dict(FOUR, depths=(1, 1, 2, 1)), FOUR['dims'], 'inline_cswin_tiny'),
+    'mila': Case('MILA', dict(MINI, heads=(2, 2, 3, 4)), MINI['dims'], 'mila_tiny'),
+    'ravlt': Case('RAVLT', MINI, MINI['dims'], 'ravlt_tiny'),
+    'ravlt_linear': Case('RAVLT', MINI, MINI['dims'], 'ravlt_tiny', dict(linear=True)),
     'own_attention': Case('SOFT', MINI, MINI['dims'], 'soft_pp_tiny', dict(attn='efficient')),
     'own_family': Case('ConvFormer', dict(MINI, heads=(1, 1, 1, 1)), MINI['dims'], 'convformer_tiny'),
 }

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -14,7 +15,20 @@ from mmsoft.ops.dispatch import no_triton
 ROOT = Path(__file__).parent.parent.parent
 TOOLS = ROOT / 'tools'
 DATA = ROOT / 'tests' / 'data'
-DEVICE = torch.device(os.environ.get('MMSOFT_TEST_DEVICE', 'cpu'))  # of tests marked cuda
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name; pytest ends with a sentence if torch does not have it here."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):  # the second from torch that is built without CUDA
+        sys.exit(
+            f'MMSOFT_TEST_DEVICE is {name!r}, which torch has not here: name cpu or cuda; see python -m mmsoft.env'
+        )
+    return torch.device(name)
+
+
+DEVICE = usable_device(os.environ.get('MMSOFT_TEST_DEVICE') or 'cpu')  # of tests marked cuda
 # torch.compile's backend on CPUs calls a C++ compiler, which nothing else needs; graphs are compared all the same.
 HEADERS = Path(sysconfig.get_paths()['include']) / 'Python.h'
 INDUCTOR = 'inductor' if shutil.which(os.environ.get('CXX', 'g++')) and HEADERS.is_file() else 'aot_eager'

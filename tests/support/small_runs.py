@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from forking import run_forked
 from helpers import MINI, TOOLS
 from mmengine.config import Config, ConfigDict
+from mmengine.registry import MODELS, init_default_scope
 
 import mmsoft
 from mmsoft.checkpoints import read_checkpoint
@@ -94,6 +96,20 @@ def small_config(method: str, folder: Path, train: int = 8, batch: int = 2, epoc
     return cfg
 
 
+def small_checkpoint(method: str, folder: Path) -> tuple[Config, Path]:
+    """A config, and the path of a checkpoint that carries it; random heads are sure of nothing: every score counts."""
+    cfg = small_config(method, folder, train=1)
+    if 'rcnn' in cfg.model.get('test_cfg', {}):
+        cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=5)
+    elif method == 'retinanet':
+        cfg.model.test_cfg.update(score_thr=0.0, max_per_img=5)
+    init_default_scope(cfg.default_scope)
+    torch.manual_seed(0)
+    state, path = MODELS.build(cfg.model).state_dict(), folder / 'epoch_1.pth'
+    torch.save(dict(state_dict=state, meta=dict(cfg=cfg.pretty_text)), path)
+    return cfg, path
+
+
 def dump(cfg: Config, folder: Path, name: str = 'small') -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     cfg.dump(folder / f'{name}.py')
@@ -119,8 +135,17 @@ def command(
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS='1')
 
 
-def run(tool: str, *arguments: object, check: bool = True, **options: object) -> subprocess.CompletedProcess:
-    done = subprocess.run(command(tool, *arguments, **options), env=ENVIRONMENT, capture_output=True, text=True)
+def run(
+    tool: str, *arguments: object, check: bool = True, processes: int = 1, port: int = 29511
+) -> subprocess.CompletedProcess:
+    """The tool in a process of its own, or in several as torchrun starts them."""
+    _, *script = command(tool, *arguments)
+    environments = [ENVIRONMENT]
+    if processes > 1:
+        script += ['--launcher', 'pytorch']
+        shared = dict(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), WORLD_SIZE=str(processes))
+        environments = [dict(ENVIRONMENT, **shared, RANK=str(n), LOCAL_RANK=str(n)) for n in range(processes)]
+    done = run_forked(*[script] * processes, environments=environments)
     assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done
 

@@ -11,19 +11,18 @@ from benchmark.measure import Options
 from helpers import relative_error
 from small_runs import TOOLS
 from studies import attention as attention_study
-from studies.claims import (
+from studies.claims import local_kernels, near_share
+
+from mmsoft.engine import demo
+from mmsoft.layers import InLineAttention, LinearAttention, SoftmaxAttention
+from mmsoft.visualization.claims import (
     are_alike,
     attention_weights,
     count_confusions,
     inline_weights,
-    local_kernels,
-    near_share,
     project,
     queries_and_keys,
 )
-
-from mmsoft.engine import demo
-from mmsoft.layers import InLineAttention, LinearAttention, SoftmaxAttention
 
 
 def test_weights_are_what_a_layer_does():
@@ -123,12 +122,12 @@ def test_a_run_scores_resumes_and_is_written(tmp_path, short_demo, monkeypatch):
         attention_study._run(run)
 
 
-def test_the_readme_has_the_committed_run():
+def test_the_docs_have_the_committed_run():
     root = TOOLS.parent
     result = json.loads((root / 'docs/benchmarks/attentions.json').read_text())
     tables = [attention_study.study_table(result), attention_study.claims_table(result)]
     assert (root / 'docs/benchmarks/attentions.md').read_text() == '\n\n'.join(tables) + '\n'
-    assert all(table in (root / 'README.md').read_text() for table in tables)
+    assert all(table in (root / 'docs/attentions.md').read_text() for table in tables)
 
 
 def test_every_attention_of_the_comparison_has_a_title_and_a_config():

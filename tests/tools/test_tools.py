@@ -1,14 +1,13 @@
 """The tools of a user's day: predictions, drawings, curves, multiply-adds, configs; real files in, real files out."""
 
 import json
-import subprocess
-import sys
 
 import cv2
 import mmcv
 import numpy as np
 import pytest
 import torch
+from forking import run_forked
 from helpers import ROOT
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
@@ -43,8 +42,7 @@ RETINANET, MASK_RCNN, UPERNET = NARROW
 
 
 def tool(name, *arguments, cwd):
-    command = [sys.executable, str(ROOT / 'tools' / f'{name}.py'), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    return run_forked([str(ROOT / 'tools' / f'{name}.py'), *map(str, arguments)], cwd=cwd)
 
 
 @pytest.fixture(scope='module')

@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from forking import run_forked
 from helpers import MINI, TOOLS, Golden
 from mmengine.config import Config
 from mmengine.model import BaseModel
@@ -92,15 +93,14 @@ def test_architectures_are_read_from_our_weights():
 @pytest.mark.slow
 def test_conversion_as_a_user_calls_it(theirs, tmp_path):
     torch.save(dict(state_dict_ema={f'module.{n}': v for n, v in theirs.items()}), tmp_path / 'theirs.pth')
-    tool = TOOLS / 'convert_checkpoint.py'
-    command = [sys.executable, tool, 'theirs.pth', 'ours.safetensors']
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [str(TOOLS / 'convert_checkpoint.py'), 'theirs.pth', 'ours.safetensors']
+    done = run_forked(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert rows['direction'] == "the authors' names -> ours"
     assert (rows['dims'], rows['heads'], rows['depths'], rows['classes']) == ('16 32 48 64', '1 2 3 4', '1 1 2 1', '10')
     assert rows['img_size'] == '224 224'
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    again = run_forked(command, cwd=tmp_path)
     assert again.returncode != 0
     assert (
         again.stderr

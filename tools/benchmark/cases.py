@@ -1,6 +1,7 @@
 """What can be measured: one model by name, at one size, in one way."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +18,11 @@ PRECISIONS = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)  
 OURS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {}  # every family's, also of those registered later
 
 
-def _add_family(family: Family) -> None:
-    OURS.update({name: (family.backbone, options) for name, options in family.variants.items()})
+def _follow(family: Family) -> Callable[[], None]:
+    return partial(OURS.update, {name: (family.backbone, options) for name, options in family.variants.items()})
 
 
-for_each_family(_add_family)
+for_each_family(_follow)
 # mmdet's backbones with their published options
 SWINS = dict(
     swin_tiny=dict(),

@@ -30,8 +30,9 @@ from mmsoft.engine.config import load_config
 from mmsoft.engine.predict import load_model
 from mmsoft.engine.training import TOP1, evaluate
 from mmsoft.models import ATTENTIONS
+from mmsoft.visualization.claims import FACTORS
 
-from .claims import FACTORS, measure_claims, merge_claims
+from .claims import measure_claims, merge_claims
 from .once import once, train_once
 from .plots import plot_attention_study
 from .tables import spread

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mmsoft.datasets import SHAPES, draw_shapes
 from mmsoft.models import SOFTClassifier
-from mmsoft.ops import gaussian_gram, guarded_scale, matrix_scale, newton_inverse
-from mmsoft.ops.attention import RIDGE
+from mmsoft.ops import newton_inverse
+from mmsoft.ops.attention import landmark_matrices
 from mmsoft.ops.newton import BACKWARDS
 
 from .tables import spread
@@ -71,10 +71,7 @@ def newton_residual(model: SOFTClassifier, images: Tensor) -> dict[str, float]:
     ratios = []
 
     def measure(attention: torch.nn.Module, landmarks: Tensor) -> None:
-        a = gaussian_gram(landmarks)
-        alpha = guarded_scale(a) if attention.normalize else matrix_scale(a)
-        if not attention.normalize:
-            a = a + RIDGE * torch.eye(a.shape[-1])
+        _, a, alpha = landmark_matrices(landmarks, attention.normalize)
         inverse = newton_inverse(a, alpha, attention.newton_iters)
         ratios.append((torch.linalg.matrix_norm(a @ inverse @ a - a) / torch.linalg.matrix_norm(a)).flatten())
 

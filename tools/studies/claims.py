@@ -15,16 +15,16 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torch import Tensor, nn
 
-from mmsoft.layers import InLineAttention, LinearAttention, SoftmaxAttention
-from mmsoft.layers.inline_attention import feature_map
-from mmsoft.ops import inline_attention, linear_attention
+from mmsoft.layers import InLineAttention, LinearAttention
+from mmsoft.visualization.claims import (
+    attention_weights,
+    inline_weights,
+    queries_and_keys,
+    told_apart,
+)
 
 PICTURES = 60
 NEAR = ('near', 'near_alone')
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-# Two queries are confused if their weights differ by less than the one, of what sets them apart from uniform weights,
-# and they themselves by more than the other.
-ALIKE, APART = 0.01, 0.1
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def measure_claims(model: nn.Module, start: nn.Module, cfg: Config) -> dict[str,
 
     ``own`` is what the layers do; of linear attention ``inline`` is what InLine's formula would make of the same
     queries and keys. Of each, ``doubled``: the share of queries that are confused with their own double; ``scaled``:
-    how far weights move, of what sets them apart from uniform ones, when queries are multiplied by FACTORS;
+    how far weights move, of what sets them apart from uniform ones, when queries are multiplied by its FACTORS;
     ``confusions``: by picture, the pairs of a head's queries whose weights are alike though they are not, of ``pairs``
     in all; ``near``: by layer, the share of absolute weight in the 3 x 3 neighbourhood, ``near_alone`` that without a
     predicted local term, and ``near_start`` that before training, in the model ``start``.
@@ -74,24 +74,15 @@ def _weigher(layer: nn.Module, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
     return inline_weights if kind == 'inline' else partial(attention_weights, layer)
 
 
-def _looked_at(model: nn.Module, image: Tensor, kind: str) -> list[dict[str, float]]:
+def _looked_at(model: nn.Module, image: Tensor, kind: str) -> list[dict[str, Any]]:
     """What is to be known of each layer for one image."""
     looks = []
     for layer, x, grid in _inputs_of(model, image):
         q, k = queries_and_keys(layer, x)
         weigh = _weigher(layer, kind)
-        weights, others = weigh(q, k), {factor: weigh(factor * q, k) for factor in FACTORS}  # (1, h, N, N) each
-        count = q.shape[2]
-        looks.append(
-            dict(
-                scaled=[difference(weights, others[factor]).mean().item() for factor in FACTORS],
-                doubled=are_alike(weights, others[2.0]).float().mean().item(),
-                confusions=count_confusions(weights, q),
-                pairs=q.shape[1] * count * (count - 1) // 2,
-                near=near_share(weights, local_kernels(layer, x), grid),
-                near_alone=near_share(weights, None, grid),
-            )
-        )
+        weights = weigh(q, k)  # (1, h, N, N)
+        near = dict(near=near_share(weights, local_kernels(layer, x), grid), near_alone=near_share(weights, None, grid))
+        looks.append(told_apart(q, lambda q, weigh=weigh, k=k: weigh(q, k)) | near)
     return looks
 
 
@@ -100,70 +91,6 @@ def _near_by_layer(model: nn.Module, image: Tensor, kind: str) -> list[float]:
         near_share(_weigher(layer, kind)(*queries_and_keys(layer, x)), local_kernels(layer, x), grid)
         for layer, x, grid in _inputs_of(model, image)
     ]
-
-
-def project(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x (B, N, C) -> queries, keys and values (B, h, N, d), by the layer's linear maps."""
-    k, v = layer.kv(x).chunk(2, -1)
-    q, k, v = (part.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for part in (layer.q(x), k, v))
-    return q, k, v
-
-
-def queries_and_keys(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, h, N, d) each, after the features or the kernel function of a layer that has one."""
-    q, k, _ = project(layer, x)
-    if isinstance(layer, LinearAttention):
-        return layer.features(q, k)
-    if isinstance(layer, InLineAttention):
-        return feature_map(q, layer.kernel), feature_map(k, layer.kernel)
-    return q, k
-
-
-def attention_weights(layer: nn.Module, q: Tensor, k: Tensor) -> Tensor:
-    """The N x N matrix (B, h, N, N) that a layer applies to its values: what it makes of the unit matrix."""
-    if isinstance(layer, LinearAttention):
-        return linear_attention(q, k, _unit(k))
-    if isinstance(layer, InLineAttention):
-        return inline_weights(q, k)
-    if isinstance(layer, SoftmaxAttention) and not layer.reduces:
-        return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)
-    raise TypeError(f'the weights of {type(layer).__name__} are not known')
-
-
-def inline_weights(q: Tensor, k: Tensor) -> Tensor:
-    """The matrix (B, h, N, N) of InLine attention."""
-    return inline_attention(q, k, _unit(k))
-
-
-def _unit(k: Tensor) -> Tensor:
-    return torch.eye(k.shape[2], device=k.device).expand(*k.shape[:2], -1, -1)
-
-
-def deviation(weights: Tensor) -> Tensor:
-    """How far weights (..., N) that sum to 1 are from uniform ones, in L1."""
-    return (weights - 1 / weights.shape[-1]).abs().sum(-1)
-
-
-def difference(weights: Tensor, others: Tensor) -> Tensor:
-    """Of rows (..., N) of two matrices, relative to the larger deviation."""
-    larger = torch.maximum(deviation(weights), deviation(others))
-    return (weights - others).abs().sum(-1) / larger.clamp(min=torch.finfo(larger.dtype).tiny)
-
-
-def are_alike(weights: Tensor, others: Tensor) -> Tensor:
-    """Which rows (..., N) of two matrices differ by little of their deviation."""
-    return difference(weights, others) < ALIKE
-
-
-def count_confusions(weights: Tensor, q: Tensor) -> int:
-    """Pairs of queries q (1, h, N, d) with ``weights`` (1, h, N, N) that are alike though the queries are not."""
-    count = 0
-    for rows, queries in zip(weights[0], q[0], strict=True):
-        size, length = deviation(rows), queries.norm(dim=-1)
-        alike = torch.cdist(rows, rows, p=1) < ALIKE * torch.maximum(size[:, None], size)
-        apart = torch.cdist(queries, queries) > APART * torch.maximum(length[:, None], length)
-        count += int((alike & apart).triu(1).sum())
-    return count
 
 
 def local_kernels(layer: nn.Module, x: Tensor) -> Tensor | None:

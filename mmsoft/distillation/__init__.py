@@ -1,0 +1,7 @@
+"""From a trained softmax model to a linear one, without labels: copied, then taught by its teacher."""
+
+from .copying import copy_weights, linear_options
+from .live import linearize
+from .sources import Reading, TeacherError, read
+
+__all__ = ['Reading', 'TeacherError', 'copy_weights', 'linear_options', 'linearize', 'read']

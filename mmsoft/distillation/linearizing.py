@@ -1,0 +1,391 @@
+"""``tools/linearize.py``: from a trained softmax model to a linear one, without labels."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.dist import barrier, is_main_process
+from mmengine.registry import MODELS, init_default_scope
+from torch import Tensor, nn
+
+import mmsoft
+from mmsoft.checkpoints import CheckpointError, read_checkpoint, read_state_dict
+from mmsoft.engine.config import guard_files, load_config, without_pretrained
+from mmsoft.engine.demo import overlay
+from mmsoft.engine.launch import start_processes
+from mmsoft.engine.lock import lock_work_dir
+from mmsoft.engine.parts import LOADERS
+from mmsoft.engine.tasks import CLASSIFICATION, task_of
+from mmsoft.engine.training import train
+from mmsoft.versions import require
+from mmsoft.visualization import plot_curves
+from mmsoft.weights.writing import to_bytes, write
+
+from .copying import Copy, copy_weights, linear_options
+from .live import LR
+from .pictures import Pictures, find_pictures, own_places, picture_steps
+from .sources import Reading, TeacherError, from_file, load_whole, read
+from .teaching import STAGES, library_model
+
+LIBRARIES = ('timm', 'torchvision')
+# A shipped config of each family's classifier: data, schedule and metrics for what comes without a config.
+BASES = {
+    'InLine-Swin': 'inline_swin_tiny_300e_in1k',
+    'InLine-DeiT': 'inline_deit_tiny_300e_in1k',
+    'InLine-PVT': 'inline_pvt_tiny_300e_in1k',
+}
+TRANSFORM = ('mean', 'std', 'crop_pct', 'interpolation')
+
+
+@dataclass
+class Source:
+    """A teacher.
+
+    Args:
+        cfg: Its config; None where there is none, until the copy shows which family's to take.
+        module: What has the attentions, with its weights.
+        spec: The config of that module.
+        rest: Weights around it: neck and heads.
+        meta: What its checkpoint says.
+        transform: How timm's model wants its pictures.
+    """
+
+    cfg: Config | None
+    module: nn.Module
+    spec: dict[str, Any]
+    rest: dict[str, Tensor]
+    meta: Mapping[str, Any]
+    transform: Mapping[str, Any]
+
+
+def open_source(
+    teacher: str,
+    checkpoint: str | None,
+    options: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    demo: bool = False,
+) -> Source:
+    """``timm:name``, ``torchvision:name``, a config with its checkpoint, or an authors' file alone.
+
+    ``demo``: the teacher was trained by ``train.py --demo``, and its data are what that has drawn.
+    """
+    library, colon, name = teacher.partition(':')
+    if colon and library in LIBRARIES:
+        return _from_library(library, name, checkpoint, trust)
+    if checkpoint is None:
+        module = from_file(read_state_dict(teacher, trust))
+        reading = read(module)
+        if not reading.classifier:
+            raise TeacherError(
+                f'{teacher!r} is a PVT, whose classifier InLine-PVT cannot be: it pools a class token. Give the config '
+                'of a detector or segmentor on it, and its checkpoint'
+            )
+        return Source(None, module, dict(type=f'mmsoft.{reading.kind.__name__}', **reading.options), {}, {}, {})
+    cfg = load_config(teacher, options)
+    guard_files(cfg, trust)
+    if demo:
+        overlay(cfg)
+    require('mmcv', cfg.get('default_scope', 'mmengine'))
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    without_pretrained(cfg)
+    if 'backbone' not in cfg.model:
+        raise TeacherError(f'{cfg.model.type} of {teacher!r} has no backbone whose attentions could become linear')
+    content = read_checkpoint(checkpoint, trust)
+    weights = read_state_dict(content)
+    inner = {name.removeprefix('backbone.'): value for name, value in weights.items() if name.startswith('backbone.')}
+    if not inner:
+        raise CheckpointError(f'no weight in {checkpoint!r} starts with backbone.: it is not of {cfg.model.type}')
+    module = MODELS.build(cfg.model.backbone)
+    load_whole(module, inner, checkpoint)
+    module.eval()
+    rest = {name: value for name, value in weights.items() if not name.startswith('backbone.')}
+    meta = content.get('meta') if isinstance(content, Mapping) else None
+    return Source(cfg, module, cfg.model.backbone.to_dict(), rest, meta if isinstance(meta, Mapping) else {}, {})
+
+
+def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) -> Source:
+    require(library)
+    options: dict[str, Any] = {}
+    if checkpoint is None:
+        module = library_model(library, name, pretrained=True)
+    else:
+        weights = read_state_dict(checkpoint, trust)
+        head = next((weights[key] for key in ('head.fc.weight', 'head.weight') if key in weights), None)
+        options = {} if head is None else dict(num_classes=len(head))
+        module = library_model(library, name, **options)
+        load_whole(module, weights, checkpoint)
+    module.eval()
+    cfg = getattr(module, 'pretrained_cfg', None) or {}
+    transform = {key: cfg[key] for key in TRANSFORM if cfg.get(key) is not None}
+    if cfg:
+        transform['input_size'] = cfg['input_size'][-1]
+    options = options or dict(num_classes=_classes(module))
+    return Source(
+        None, module, dict(type='mmsoft.LibraryModel', library=library, name=name, **options), {}, {}, transform
+    )
+
+
+def _classes(module: Any) -> int:
+    return module.num_classes if hasattr(module, 'num_classes') else module.head.out_features
+
+
+@dataclass
+class Linear:
+    """The linear model: its config, with all weights; what is known of the copy."""
+
+    cfg: Config
+    weights: dict[str, Tensor]
+    copy: Copy
+    reading: Reading
+    backbone: dict[str, Any]
+
+    @property
+    def part(self) -> dict[str, Tensor]:
+        """Weights of the backbone or classifier alone."""
+        return {k.removeprefix('backbone.'): v for k, v in self.weights.items() if k.startswith('backbone.')}
+
+    def with_part(self, part: Mapping[str, Tensor]) -> 'Linear':
+        others = {name: value for name, value in self.weights.items() if not name.startswith('backbone.')}
+        weights = {**others, **{f'backbone.{name}': value for name, value in part.items()}}
+        return Linear(self.cfg, weights, self.copy, self.reading, self.backbone)
+
+
+def copy_model(source: Source, inline: Sequence[int] | None, attention: str, seed: int = 0) -> Linear:
+    """The stage ``copy``."""
+    torch.manual_seed(seed)
+    reading = read(source.module)
+    options = linear_options(reading, inline, attention)
+    model = reading.kind(**options)
+    copied = copy_weights(reading, model, source.module)
+    model.load_state_dict(copied.weights, strict=False)
+    backbone = dict(type=f'mmsoft.{reading.kind.__name__}', **options)
+    cfg = _classifier_config(reading, source.transform) if source.cfg is None else copy.deepcopy(source.cfg)
+    cfg.model.backbone = ConfigDict(backbone)
+    imports = cfg.get('custom_imports') or {}
+    modules = [imports['imports']] if isinstance(imports.get('imports'), str) else list(imports.get('imports') or ())
+    cfg.custom_imports = dict(imports, imports=list(dict.fromkeys([*modules, 'mmsoft'])))
+    cfg.load_from, cfg.resume = None, False
+    weights = {**source.rest, **{f'backbone.{name}': value for name, value in model.state_dict().items()}}
+    return Linear(cfg, weights, copied, reading, backbone)
+
+
+def _classifier_config(reading: Reading, transform: Mapping[str, Any]) -> Config:
+    """The family's own, with the teacher's way to prepare pictures."""
+    cfg = Config.fromfile(mmsoft.config_path(BASES[reading.family.title]))
+    size = transform.get('input_size', reading.options.get('img_size', 224))
+    size = size if isinstance(size, int) else size[0]
+    for name in LOADERS:
+        options = cfg[name].dataset.transform
+        options.update({key: transform[key] for key in ('mean', 'std') if key in transform}, input_size=size)
+        if not options.get('is_training'):
+            options.update({key: transform[key] for key in TRANSFORM[2:] if key in transform})
+    return cfg
+
+
+def teaching_config(
+    stage: str,
+    source: Source,
+    linear: Linear,
+    out: Path,
+    places: Sequence[str],
+    steps: int,
+    batch_size: int,
+    lr: float,
+    workers: int = 2,
+) -> Config:
+    """The run of a stage: what ``train`` takes."""
+    base = linear.cfg
+    # an earlier stage's weights; whatever started the run, no path of the configs names labels
+    warmup = max(steps // 20, 1)
+    cosine = dict(type='CosineAnnealingLR', T_max=max(steps - warmup, 1), eta_min=lr / 100)
+    return Config(
+        dict(
+            default_scope=base.get('default_scope', 'mmengine'),
+            custom_imports=base.custom_imports,
+            model=dict(
+                type='mmsoft.Distillation',
+                stage=stage,
+                teacher=source.spec,
+                student=dict(linear.backbone, drop_path_rate=0.0),
+                teacher_weights=str(out / 'teacher.pth'),
+                student_weights=str(out / f'before_{stage}.pth'),
+                blocks=linear.copy.attentions,
+                data_preprocessor=dict(type='mmsoft.PicturesOnly', inner=base.model.get('data_preprocessor')),
+            ),
+            train_dataloader=dict(
+                batch_size=batch_size,
+                num_workers=workers,
+                persistent_workers=workers > 0,
+                sampler=dict(type='InfiniteSampler', shuffle=True),
+                dataset=dict(type='mmsoft.Pictures', data_root=list(places), pipeline=picture_steps(base)),
+            ),
+            train_cfg=dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps + 1),
+            optim_wrapper=dict(
+                type='OptimWrapper',
+                optimizer=dict(type='AdamW', lr=lr, weight_decay=0.0),
+                clip_grad=dict(max_norm=5.0),
+            ),
+            param_scheduler=[
+                dict(type='LinearLR', start_factor=0.05, by_epoch=False, begin=0, end=warmup),
+                dict(**cosine, by_epoch=False, begin=warmup, end=steps),
+            ],
+            default_hooks=dict(
+                timer=dict(type='IterTimerHook'),
+                logger=dict(type='LoggerHook', interval=max(1, min(50, steps // 10)), log_metric_by_epoch=False),
+                param_scheduler=dict(type='ParamSchedulerHook'),
+                checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=max(1, steps // 10), max_keep_ckpts=1),
+                sampler_seed=dict(type='DistSamplerSeedHook'),
+            ),
+            env_cfg=base.get('env_cfg', dict(dist_cfg=dict(backend='nccl'))),
+            # MMEngine keeps one visualizer of a name in a process, with the folder that it has first
+            visualizer=dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')], name=f'{stage} {out}'),
+            experiment_name=stage,
+            log_processor=dict(type='LogProcessor', window_size=20, by_epoch=False),
+            log_level='INFO',
+            load_from=None,
+            resume=False,
+        )
+    )
+
+
+def save(linear: Linear, out: Path, name: str, source: Source) -> Path:
+    """``<name>.pth`` with all weights and the config, as our tools read them; None of it is half-written."""
+    path = out / f'{name}.pth'
+    meta = dict(cfg=linear.cfg.pretty_text, linearized=dict(of=linear.reading.title, stage=name))
+    if isinstance(source.meta.get('dataset_meta'), Mapping):
+        meta['dataset_meta'] = dict(source.meta['dataset_meta'])
+    write(to_bytes(linear.weights, '.pth', meta), path)
+    return path
+
+
+def check_pictures(linear: Linear, places: Sequence[str]) -> None:
+    """Raise unless the first picture that can be read is prepared to more than a window."""
+    files = find_pictures(places)
+    steps = picture_steps(linear.cfg, flip=False)
+    least = 4 * linear.reading.options.get('window_size', 8)
+    pictures, why = Pictures(files[:1], steps), None
+    for file in files[:20]:
+        pictures.files = [file]
+        try:
+            shape = tuple(pictures[0]['inputs'].shape[-2:])
+        except Exception as error:  # decoders fail in ways of their own
+            why = f'{file}: {type(error).__name__}: {error}'
+            continue
+        if min(shape) < least:
+            raise TeacherError(
+                f'{file!r} is prepared to {shape[0]} x {shape[1]} pixels, less than a window of {least}: give larger '
+                'pictures, or another size to the test pipeline with --cfg-options'
+            )
+        return
+    raise TeacherError(f'none of the first {min(20, len(files))} pictures can be read: {why}')
+
+
+def linearize_run(
+    teacher: str,
+    checkpoint: str | None,
+    out: str | Path,
+    *,
+    images: Sequence[str] | None = None,
+    inline: Sequence[int] | None = None,
+    attention: str = 'inline',
+    stages: Sequence[str] = STAGES,
+    steps: Mapping[str, int] | None = None,
+    batch_size: int = 8,
+    lr: Mapping[str, float] | None = None,
+    workers: int = 2,
+    amp: bool = False,
+    resume: bool = False,
+    seed: int = 0,
+    save_every: str | None = None,
+    launcher: str = 'none',
+    trust: bool = False,
+    demo: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[Source, Linear, dict[str, Path]]:
+    """All stages that are asked for; the teacher, the linear model, and the checkpoint of each stage."""
+    out, steps, lr = Path(out), steps or {}, LR | dict(lr or {})
+    start_processes(launcher)
+    source = open_source(teacher, checkpoint, options, trust, demo)
+    linear = copy_model(source, inline, attention, seed)
+    places = [] if not stages else list(images or own_places(linear.cfg))
+    if stages:
+        check_pictures(linear, places)
+    written = {}
+    if is_main_process():
+        out.mkdir(parents=True, exist_ok=True)
+        with lock_work_dir(str(out)):
+            print(linear.copy)
+            for note in linear.reading.notes:
+                print(f'note: {note}')
+            write(to_bytes(source.module.state_dict(), '.pth'), out / 'teacher.pth')
+            save(linear, out, 'copy', source)
+    barrier()
+    written['copy'] = out / 'copy.pth'
+    for stage in stages:
+        done = out / f'{stage}.pth'
+        if not (resume and done.is_file()):
+            linear = _teach(stage, source, linear, out, places, steps, batch_size, lr[stage], workers, dict(
+                amp=amp, seed=seed, save_every=save_every, launcher=launcher, trust_checkpoint=trust,
+                resume='auto' if resume else None,
+            ))  # fmt: skip
+            if is_main_process():
+                save(linear, out, stage, source)
+            barrier()
+        else:
+            linear = linear.with_part(_part_of(done))
+        written[stage] = done
+    if is_main_process():
+        _finish(linear, out, source, stages)
+    barrier()
+    return source, linear, written | dict(linear=out / 'linear.pth')
+
+
+def _part_of(path: Path) -> dict[str, Tensor]:
+    weights = read_state_dict(str(path))
+    return {name.removeprefix('backbone.'): value for name, value in weights.items() if name.startswith('backbone.')}
+
+
+def _teach(
+    stage: str,
+    source: Source,
+    linear: Linear,
+    out: Path,
+    places: Sequence[str],
+    steps: Mapping[str, int],
+    batch_size: int,
+    lr: float,
+    workers: int,
+    options: dict[str, Any],
+) -> Linear:
+    """A stage: what the student knows after it."""
+    if is_main_process():
+        write(to_bytes(linear.part, '.pth'), out / f'before_{stage}.pth')
+    barrier()
+    cfg = teaching_config(stage, source, linear, out, places, steps.get(stage, STEPS[stage]), batch_size, lr, workers)
+    runner = train(cfg, work_dir=str(out / stage), **options)
+    model = runner.model.module if hasattr(runner.model, 'module') else runner.model
+    part = {name: value.detach().cpu().clone() for name, value in model.student.state_dict().items()}
+    return linear.with_part(part)
+
+
+STEPS = dict(outputs=1000, maps=4000)
+
+
+def _finish(linear: Linear, out: Path, source: Source, stages: Sequence[str]) -> None:
+    """``linear.pth`` and ``linear.py``, from which ``train.py`` goes on; curves of the stages."""
+    path = save(linear, out, 'linear', source)
+    cfg = copy.deepcopy(linear.cfg)
+    cfg.load_from = str(path)
+    write(cfg.pretty_text.encode(), out / 'linear.py')
+    for stage in stages:
+        if (out / stage).is_dir():
+            plot_curves([out / stage], out / f'{stage}.png', ['loss', 'error'])
+            (out / f'before_{stage}.pth').unlink(missing_ok=True)
+
+
+def is_classifier(linear: Linear) -> bool:
+    return task_of(linear.cfg) is CLASSIFICATION

@@ -1,0 +1,103 @@
+"""``mmsoft.linearize(model)``: a live model of timm, torchvision, mmdet or mmseg, or of ours, made linear."""
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .copying import copy_weights, linear_options
+from .matching import freeze_for, step
+from .sources import Reading, TeacherError, read
+
+LR = dict(outputs=1e-3, maps=5e-4)
+
+
+def linearize(
+    model: nn.Module,
+    images: Iterable[Tensor] | None = None,
+    *,
+    inline: Sequence[int] | None = None,
+    attention: str = 'inline',
+    steps: tuple[int, int] = (500, 1500),
+) -> nn.Module:
+    """A linear model of a trained softmax one, in evaluation mode; ``model`` stays as it is.
+
+    Args:
+        model: A classifier of timm or torchvision, a detector or segmentor of OpenMMLab, or a backbone. Of a model
+            with a ``backbone`` that alone changes.
+        images: Batches (B, 3, H, W), prepared as the model takes them, which are gone through as often as needed, so
+            not a generator; without any, weights are copied and nothing learns.
+        inline: How many layers of each stage become linear, by default as in the paper.
+        attention: Which attention a model of ours gets; others get InLine.
+        steps: Batches for the outputs of attentions, and for the maps.
+    """
+    teacher = backbone_of(model)
+    reading, linear, blocks = copied(teacher, inline, attention)
+    device = next(teacher.parameters()).device
+    linear.to(device)
+    if images is not None:
+        was_training = teacher.training
+        teacher.eval()
+        for stage, count in zip(('outputs', 'maps'), steps, strict=True):
+            _learn(stage, count, teacher, linear, reading, blocks, images)
+        teacher.train(was_training)
+    if teacher is model:
+        return linear.requires_grad_(True).eval()
+    whole = copy.deepcopy(model)
+    whole.backbone = linear.requires_grad_(True)
+    return whole.eval()
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """What has the attentions."""
+    inner = getattr(model, 'backbone', None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def copied(
+    teacher: nn.Module, inline: Sequence[int] | None = None, attention: str = 'inline'
+) -> tuple[Reading, nn.Module, list[str]]:
+    """What the teacher is, its linear copy, and the blocks whose attentions are linear in it."""
+    reading = read(teacher)
+    linear = reading.kind(**linear_options(reading, inline, attention))
+    copy = copy_weights(reading, linear, teacher)
+    linear.load_state_dict(copy.weights, strict=False)
+    return reading, linear.eval(), copy.attentions
+
+
+def _learn(
+    stage: str,
+    count: int,
+    teacher: nn.Module,
+    linear: nn.Module,
+    reading: Reading,
+    blocks: list[str],
+    images: Iterable[Tensor],
+) -> None:
+    freeze_for(stage, linear, blocks)
+    learning = [parameter for parameter in linear.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learning, lr=LR[stage], weight_decay=0.0)
+    done = 0
+    while done < count:
+        before = done
+        for batch in images:
+            if done == count:
+                break
+            for group in optimizer.param_groups:
+                group['lr'] = LR[stage] * min((done + 1) / max(count / 20, 1), _cosine(done / count))
+            loss = step(stage, teacher, linear, reading, blocks, batch.to(learning[0].device))['loss']
+            if not torch.isfinite(loss):
+                raise TeacherError(f'the loss of batch {done + 1} in the stage {stage} is not a finite number')
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(learning, 5.0)
+            optimizer.step()
+            done += 1
+        if done == before:
+            raise TeacherError('there are no images to learn from; a generator is empty once it was gone through')
+
+
+def _cosine(share: float) -> float:
+    return 0.01 + 0.99 * (1 + math.cos(math.pi * share)) / 2

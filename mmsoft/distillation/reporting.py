@@ -1,0 +1,122 @@
+"""The report of a run of ``tools/linearize.py``."""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from torch import nn
+
+from mmsoft.checkpoints import read_state_dict
+from mmsoft.engine.predictor import Predictor
+from mmsoft.engine.tasks import CLASSIFICATION, task_of
+from mmsoft.engine.training import evaluate
+
+from .linearizing import Linear, Source
+from .report import SIZES, agreement, batches_of, costs, errors_before_and_after, pictures_for, write_report
+from .sources import TeacherError, load_whole
+
+COUNT = 50  # pictures
+
+
+def report_run(
+    source: Source,
+    linear: Linear,
+    written: Mapping[str, Path],
+    places: Sequence[str],
+    checkpoint: str | None,
+    *,
+    count: int = COUNT,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    labels: bool = False,
+    trust: bool = False,
+) -> list[Path]:
+    """Compare the copy and the linear model with the teacher, on ``count`` pictures; where the report is.
+
+    ``labels``: the metrics of the config's test set as well.
+    """
+    out, device = written['linear'].parent, 'cuda:0' if torch.cuda.is_available() else 'cpu'
+    files = pictures_for(places, count)
+    batches = batches_of(linear.cfg, files, count)
+    if not batches:
+        raise TeacherError(f'none of the {len(files)} pictures for the report can be read, such as {files[0]!r}')
+    teacher = source.module.to(device)
+    models = {name: _module(linear, written[name]).to(device) for name in ('copy', 'linear')}
+    images = [image.to(device) for image, _ in batches]
+    errors = errors_before_and_after(teacher, linear.reading, linear.copy.attentions, models, images)
+    if task_of(linear.cfg) is CLASSIFICATION:
+        with torch.no_grad():
+            found = {n: [m(image)[0] for image in images] for n, m in (models | dict(teacher=teacher)).items()}
+    else:
+        found = {name: _samples(written[name], linear.cfg, [file for _, file in batches], trust) for name in models}
+        found['teacher'] = _samples(str(checkpoint), source.cfg, [file for _, file in batches], trust)
+    task = task_of(linear.cfg)
+    agree = {name: agreement(task, found['teacher'], found[name]) for name in models}
+    agree = {name: row for name, row in agree.items() if row}
+    content = dict(
+        teacher=linear.reading.title,
+        summary=_summary(agree, errors),
+        notes=linear.reading.notes,
+        weights={outcome: len(names) for outcome, names in linear.copy.names.items()},
+        linear_attentions=linear.copy.attentions,
+        pictures=len(batches),
+        errors=errors,
+        agreement=agree,
+        metrics=_metrics(source, linear, written, str(checkpoint), out, trust) if labels else {},
+        cost=costs(dict(teacher=teacher, linear=models['linear']), sizes),
+        device=torch.cuda.get_device_name() if device != 'cpu' else f'a CPU, {torch.get_num_threads()} threads',
+    )
+    return write_report(out, content)
+
+
+def _module(linear: Linear, path: Path) -> nn.Module:
+    model = MODELS.build(dict(linear.backbone))
+    weights = read_state_dict(str(path))
+    load_whole(
+        model, {k.removeprefix('backbone.'): v for k, v in weights.items() if k.startswith('backbone.')}, str(path)
+    )
+    return model.eval()
+
+
+def _samples(checkpoint: str | Path, cfg: Config, files: Sequence[str], trust: bool) -> list[Any]:
+    """What a model predicts for each picture."""
+    return [found.sample for found in Predictor(checkpoint, copy.deepcopy(cfg), trust=trust).stream(files)]
+
+
+def _summary(agree: Mapping[str, Mapping[str, float]], errors: Mapping[str, Mapping[str, float]]) -> str:
+    maps = {name: [value for part, value in row.items() if part.startswith('map')] for name, row in errors.items()}
+    wrong = {name: sum(values) / len(values) for name, values in maps.items()}
+    lines = [
+        f"Of the power of the teacher's maps {wrong['linear']:.1%} is wrong; after copying alone {wrong['copy']:.1%}."
+    ]
+    if 'linear' in agree:
+        key, value = next(reversed(agree['linear'].items()))
+        lines.append(
+            f"{key} against the teacher's predictions is {value:.1f}; after copying alone {agree['copy'][key]:.1f}."
+        )
+    return ' '.join(lines)
+
+
+def _metrics(
+    source: Source, linear: Linear, written: Mapping[str, Path], checkpoint: str, out: Path, trust: bool
+) -> dict[str, dict[str, float]]:
+    """Of the test set, by ``test.py``'s own way."""
+    if source.cfg is None:
+        raise TeacherError(
+            '--labels asks for a config with a test set; this teacher has none: run test.py on linear.py'
+        )
+    tested = {'teacher': (source.cfg, checkpoint)} | {
+        name: (linear.cfg, str(written[name])) for name in ('copy', 'linear')
+    }
+    found = {}
+    for name, (cfg, weights) in tested.items():
+        values = evaluate(copy.deepcopy(cfg), weights, work_dir=str(out / f'test_{name}'), trust_checkpoint=trust)
+        # classes have a table in the log
+        found[name] = {
+            key: float(v) for key, v in values.items() if math.isfinite(v) and not key.endswith('_precision')
+        }
+    return found

@@ -1,0 +1,109 @@
+"""The stages ``outputs`` and ``maps`` as OpenMMLab trains models."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from mmengine.model import BaseDataPreprocessor, BaseModel
+from torch import Tensor, nn
+
+from mmsoft.checkpoints import read_state_dict
+from mmsoft.ops.checks import choose
+from mmsoft.registry import MODELS
+
+from .matching import freeze_for, step
+from .sources import TeacherError, load_whole, read
+
+STAGES = ('outputs', 'maps')
+
+
+@MODELS.register_module()
+class Distillation(BaseModel):
+    """A linear model learns of its teacher, of pictures alone.
+
+    The teacher is no part of checkpoints: they hold ``student``.
+
+    Args:
+        stage: ``'outputs'`` (of attentions) or ``'maps'``.
+        teacher, student: Backbones or classifiers.
+        teacher_weights, student_weights: Files of these models alone, where both start.
+        blocks: Those of the student whose attentions are linear.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        teacher: Mapping[str, Any],
+        student: Mapping[str, Any],
+        teacher_weights: str,
+        student_weights: str,
+        blocks: Sequence[str],
+        data_preprocessor: dict | None = None,
+        init_cfg: dict | None = None,
+    ) -> None:
+        super().__init__(data_preprocessor, init_cfg)
+        self.stage, self.blocks = choose('stage', stage, STAGES), list(blocks)
+        self.student = MODELS.build(student)
+        load_whole(self.student, read_state_dict(student_weights), student_weights)
+        freeze_for(stage, self.student, self.blocks)
+        master = MODELS.build(teacher)
+        load_whole(master, read_state_dict(teacher_weights), teacher_weights)
+        master.eval()
+        master.requires_grad_(False)
+        self._teacher = [master]  # in a list, so that it is no part of this module
+        self.reading = read(master)
+
+    def init_weights(self) -> None:
+        """Both have theirs."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        self._teacher[0]._apply(fn)
+        return super()._apply(fn, recurse)
+
+    def forward(self, inputs: Any, data_samples: Any = None, mode: str = 'loss') -> dict[str, Tensor]:
+        """Images (B, 3, H, W) or a list of them -> the loss, and the share of power that is wrong."""
+        images = torch.stack(list(inputs)) if isinstance(inputs, (list, tuple)) else inputs
+        return step(self.stage, self._teacher[0], self.student, self.reading, self.blocks, images)
+
+
+@MODELS.register_module()
+class PicturesOnly(BaseDataPreprocessor):
+    """Another preprocessor, which gets pictures and no annotations: it scales colours and pads to one size."""
+
+    def __init__(self, inner: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.inner = MODELS.build(_without_labels(inner)) if inner else BaseDataPreprocessor()
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        found = self.inner(dict(inputs=data['inputs'], data_samples=None), True)
+        return dict(inputs=found['inputs'], data_samples=None)
+
+
+def _without_labels(inner: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what changes or pads labels; sizes are rounded up to what strides ask for."""
+    options = {name: value for name, value in inner.items() if name != 'batch_augments'}
+    if 'Seg' in str(options.get('type')):
+        options.update(size=None, size_divisor=32, test_cfg=None)
+    elif options.get('type') and 'pad_size_divisor' in options:
+        options.update(pad_mask=False)
+    return options
+
+
+@MODELS.register_module(name='LibraryModel')
+def library_model(library: str, name: str, **options: Any) -> nn.Module:
+    """A model of timm or torchvision by its name."""
+    if library == 'timm':
+        import timm
+
+        if not timm.is_model(name):
+            near = ', '.join(timm.list_models(f'*{name.split("_")[0]}*')[:5])
+            raise TeacherError(f'timm has no model {name!r}; it has {near or "no name like it"}')
+        return timm.create_model(name, **options)
+    from torchvision import models
+
+    if name not in models.list_models(models):
+        raise TeacherError(
+            f'torchvision has no model {name!r}; it has {", ".join(models.list_models(include="swin*"))}'
+        )
+    weights = 'DEFAULT' if options.pop('pretrained', False) else None
+    return models.get_model(name, weights=weights, **options)

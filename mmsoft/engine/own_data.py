@@ -1,0 +1,193 @@
+"""``--data``: any config on a folder of one's own, whose classes, heads, metrics and parts follow."""
+
+import copy
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config, ConfigDict
+from mmengine.dist import broadcast_object_list, get_dist_info, is_main_process
+from mmengine.logging import print_log
+
+from mmsoft.checkpoints import read_checkpoint
+from mmsoft.datasets.layout import leaf_datasets
+from mmsoft.datasets.own import look, write
+from mmsoft.datasets.own.writing import put
+from mmsoft.files import shown
+from mmsoft.visualization import contact_sheet
+
+from .browse import drawn_samples
+from .heads import misfits, set_counts
+from .own_report import colours, report
+from .parts import LOADERS, walk_dicts
+from .tasks import CLASSIFICATION, SEMANTIC_SEGMENTATION, Task, task_of
+
+DATA_HELP = 'your own data: COCO JSON, VOC, YOLO, LabelMe, label maps, class folders or a CSV; see docs/own_data.md'
+SAMPLES = 8  # pictures that are drawn
+LEAST_STEPS = 4  # of an epoch, where batches would be larger than the data
+# What --data sets itself, so that options for it would have no effect.
+_OF_DATASETS = ('type', 'data_root', 'ann_file', 'data_prefix', 'metainfo', 'split', 'labels', 'classes', 'listing')
+SETS = (
+    *('data_root', 'val_evaluator', 'test_evaluator'),
+    *(f'{name}.dataset.{option}' for name in LOADERS for option in _OF_DATASETS),
+)
+
+
+def folder_name(data: str | None) -> str:
+    """An ending for the work directory of a run on this data: ``_my_set``; nothing without."""
+    return '_' + re.sub(r'[^\w.-]+', '_', Path(data).expanduser().resolve().name) if data else ''
+
+
+def check_options(options: Mapping[str, Any], demo: bool = False) -> None:
+    """Raise a ValueError if ``options`` of a config hold what ``--data`` sets, or if the demo is asked for as well."""
+    if demo:
+        raise ValueError('--demo draws its own data: leave out --data, or --demo')
+    for key in options:
+        clash = any(f'{key}.'.startswith(f'{own}.') or own.startswith(f'{key}.') for own in SETS)
+        if clash or key.endswith('.num_classes'):
+            raise ValueError(f'--data sets {key} itself: leave it out of --cfg-options')
+
+
+def use_own_data(
+    cfg: Config, data: str | Path, work_dir: str | Path, checkpoint: str | None = None, trust: bool = False
+) -> None:
+    """Change ``cfg`` in place to train and test on the folder ``data``; one process looks at it, all follow.
+
+    Annotations, ``found.md`` and ``samples.png`` go below ``work_dir/data``, the changed config to ``work_dir``.
+
+    With the ``checkpoint`` of a trained model, its classes keep their numbers, and the data is for testing: all of it,
+    unless the run that wrote the checkpoint was on it, or the data itself says what is for testing. ``trust`` permits
+    a checkpoint that may run code.
+    """
+    task, own, problem = task_of(cfg), None, None
+    if is_main_process():
+        try:
+            own = _make(task, Path(data), Path(work_dir), checkpoint, trust)
+            _apply(cfg, task, own)
+            _draw(cfg, Path(own['folder']))
+            cfg.dump(Path(work_dir, Path(cfg.filename or 'config.py').with_suffix('.py').name))
+        except Exception as error:  # the others must not wait
+            problem = error
+    message = [own, problem is not None]
+    broadcast_object_list(message)
+    if problem is not None:
+        raise problem
+    if message[1]:
+        raise SystemExit(1)
+    if not is_main_process():
+        _apply(cfg, task, message[0])
+
+
+def _make(task: Task, data: Path, work_dir: Path, checkpoint: str | None, trust: bool) -> dict[str, Any]:
+    """Look, write and tell; what the config needs to know."""
+    root = data.expanduser().resolve()
+    name = f'{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:6]}'
+    folder, classes = work_dir / 'data' / name, checkpoint and _carried_classes(checkpoint, trust)
+    whole = checkpoint is not None and not Path(checkpoint).with_name('data').joinpath(name).is_dir()
+    found = look(root, task.name, skip=[work_dir], classes=classes or None, whole=whole)
+    write(found, folder, task.name)
+    found.palette = found.palette or colours(len(found.classes))
+    table = report(found, task.name)
+    put(folder / 'found.md', table)
+    print(shown(table, keep='\n'), flush=True)
+    parts = {part: len(found.of(part)) for part in ('train', 'val', 'test')}
+    return dict(
+        root=str(found.root), folder=str(folder.resolve()), classes=found.classes, palette=found.palette, parts=parts
+    )
+
+
+def _carried_classes(checkpoint: str, trust: bool) -> list[str]:
+    """Names of the classes that a checkpoint of a run tells; none of weights alone."""
+    content = read_checkpoint(checkpoint, trust)
+    meta = content.get('meta') if isinstance(content, Mapping) else None
+    meta = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
+    return [str(name) for key, names in (meta or {}).items() if str(key).lower() == 'classes' for name in names]
+
+
+def _apply(cfg: Config, task: Task, own: Mapping[str, Any]) -> None:
+    parts = {part for part, count in own['parts'].items() if count}
+    choices = dict(train=('train',), val=('val', 'test'), test=('test', 'val'))
+    for mode, wanted in choices.items():
+        part = next((part for part in wanted if part in parts), None)
+        name = f'{mode}_dataloader'
+        if part is None or not cfg.get(name):
+            continue
+        cfg[name] = copy.deepcopy(cfg[name])
+        leaf = _only_leaf(cfg[name].dataset, name)
+        _fill(leaf, task, own, part, training=mode == 'train')
+        if mode != 'train':
+            cfg[f'{mode}_evaluator'] = _evaluator(cfg.get(f'{mode}_evaluator'), task, own, part)
+    if 'data_root' in cfg:
+        cfg.data_root = f'{own["root"]}/'
+    if task is CLASSIFICATION:
+        cfg.model.backbone.num_classes = len(own['classes'])
+    else:
+        set_counts(cfg, misfits(cfg, dict(classes=own['classes'])))
+    if 'train' in parts and cfg.get('train_dataloader'):
+        _fit_batch(cfg, own['parts']['train'])
+
+
+def _only_leaf(dataset: ConfigDict, name: str) -> ConfigDict:
+    leaves: list[Any] = list(leaf_datasets(dataset))
+    if len(leaves) != 1:
+        raise ValueError(f'--data takes the place of one data set; {name} of the config joins {len(leaves)}')
+    return leaves[0]
+
+
+def _fill(leaf: ConfigDict, task: Task, own: Mapping[str, Any], part: str, training: bool) -> None:
+    """The data set of ours in place of the config's, with its pipeline."""
+    kept = {key: leaf[key] for key in ('pipeline', 'transform', 'filter_cfg') if key in leaf}
+    meta, root, folder = dict(classes=own['classes'], palette=own['palette']), f'{own["root"]}/', own['folder']
+    leaf.clear()
+    if task is CLASSIFICATION:
+        options = dict(type='mmsoft.ClassFolders', data_root=root, split='', listing=f'{folder}/{part}.csv')
+        leaf.update(options, classes=own['classes'], transform=kept['transform'])
+        return
+    if task is SEMANTIC_SEGMENTATION:
+        kept.pop('filter_cfg', None)
+        leaf.update(type='mmseg.BaseSegDataset', ann_file=f'{folder}/{part}.txt', img_suffix='', seg_map_suffix='.png')
+        leaf.update(data_prefix=dict(img_path=root, seg_map_path=f'{folder}/label_maps'))
+        for step in walk_dicts(kept['pipeline']):
+            if 'reduce_zero_label' in step:
+                step.reduce_zero_label = False
+    else:
+        leaf.update(type='mmdet.CocoDataset', ann_file=f'{folder}/{part}.json', data_prefix=dict(img=root))
+    leaf.update(metainfo=meta, test_mode=not training, **kept)
+
+
+def _evaluator(old: Any, task: Task, own: Mapping[str, Any], part: str) -> Any:
+    """COCO's metric or IoU in place of those of other data; a classifier's knows no data."""
+    if task is CLASSIFICATION:
+        return old
+    if task is SEMANTIC_SEGMENTATION:
+        return dict(type='mmseg.IoUMetric', iou_metrics=['mIoU'])
+    kinds = ['bbox', 'segm'] if task.name == 'masks' else 'bbox'
+    return dict(type='mmdet.CocoMetric', ann_file=f'{own["folder"]}/{part}.json', metric=kinds)
+
+
+def _fit_batch(cfg: Config, pictures: int) -> None:
+    """Halve the batch until some make an epoch: a small data set is less than one of ImageNet's batches."""
+    loader, processes = cfg.train_dataloader, get_dist_info()[1]
+    batch = loader.batch_size
+    while loader.batch_size > 2 and loader.batch_size * processes * LEAST_STEPS > pictures:
+        loader.batch_size //= 2
+    if loader.batch_size != batch:
+        print_log(
+            f'batches have {loader.batch_size} pictures instead of {batch}: there are {pictures} to train on',
+            logger='current',
+        )
+
+
+def _draw(cfg: Config, folder: Path) -> None:
+    """Some samples as training reads them, without its augmentations."""
+    drawn = copy.deepcopy(cfg)
+    mode = 'train' if list(folder.glob('train.*')) else 'test'
+    plain = 'test' if drawn.get('test_dataloader') else 'val'
+    leaf, of_test = (next(leaf_datasets(drawn[f'{name}_dataloader'].dataset)) for name in (mode, plain))
+    steps = {key: of_test[key] for key in ('pipeline', 'transform') if key in of_test}
+    drawn[f'{mode}_dataloader'].dataset = ConfigDict({**leaf, **steps})
+    drawings = drawn_samples(drawn, mode, SAMPLES, folder / 'samples_faults.jsonl')
+    contact_sheet(list(drawings.values()), folder / 'samples.png', titles=list(drawings))
+    print(f'drawn samples: {folder / "samples.png"}', flush=True)

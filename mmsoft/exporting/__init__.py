@@ -1,0 +1,1 @@
+"""Whole models in one file, which runs without torch and OpenMMLab; ``mmsoft.deploy`` runs it."""

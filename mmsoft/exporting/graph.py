@@ -1,0 +1,111 @@
+"""Graphs of whole modules, by torch.export, and their files: ONNX, and torch's own ``.pt2``."""
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbols
+import torch.nn.functional as F
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+import mmsoft
+from mmsoft.deploy.runtimes import FORMAT, KEY
+from mmsoft.files import json_plain
+from mmsoft.versions import first_line, require
+from mmsoft.weights.writing import whole_file
+
+from .boxes import onnx_suppress
+from .building import ExportError
+from .whole import Whole, WholeClassifier
+
+OPSET = 18  # the oldest with all that is used: TensorRT and OpenVINO know it
+EXAMPLE = (161, 203)  # of sides that are symbols in the graph: any that are no multiples
+
+
+def make_graph(whole: Whole, side: tuple[int, int] | None) -> ExportedProgram:
+    """The graph, of any number of pictures; of any height and width unless ``side`` fixes them."""
+    images = torch.rand(2, 3, *(side or EXAMPLE)) * 255
+    free: dict[int, Any] = {0: Dim('batch', min=1, max=4096)}
+    if side is None:
+        free |= {2: Dim('height', min=1, max=16384), 3: Dim('width', min=1, max=16384)}
+    inputs, shapes = (images,), (free,)
+    if not isinstance(whole, WholeClassifier):
+        inputs, shapes = (images, torch.tensor([300, 420])), (free, None)
+    options = dict(strict=False, prefer_deferred_runtime_asserts_over_guards=True)
+    with torch.no_grad(), symbols.patch(backed_size_oblivious=True), pooling_of_symbols(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try:
+            return torch.export.export(whole, inputs, dynamic_shapes=shapes, **options)
+        except Exception as error:  # torch fails in many ways
+            raise ExportError(
+                f'{type(whole.model).__name__} cannot be exported: {first_line(error)}. A part of it asks for values, '
+                'or is no operator that torch.export knows'
+            ) from error
+
+
+@contextlib.contextmanager
+def pooling_of_symbols() -> Iterator[None]:
+    """Let adaptive pooling of maps whose sides are symbols be products with two matrices of averages."""
+    original = F.adaptive_avg_pool2d
+
+    def pool(x: Tensor, output_size: Any) -> Tensor:
+        if not any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
+            return original(x, output_size)
+        sides = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+        rows, columns = (_averages(side, size, x) for side, size in zip(sides, x.shape[-2:], strict=True))
+        return rows @ (x @ columns.T)
+
+    F.adaptive_avg_pool2d = pool
+    try:
+        yield
+    finally:
+        F.adaptive_avg_pool2d = original
+
+
+def _averages(count: int, size: int, like: Tensor) -> Tensor:
+    """(count, size), each row the average that ``adaptive_avg_pool2d`` takes."""
+    index, place = torch.arange(count, device=like.device)[:, None], torch.arange(size, device=like.device)
+    first, end = index * size // count, ((index + 1) * size + count - 1) // count
+    return (((place >= first) & (place < end)) / (end - first)).to(like.dtype)
+
+
+def write_onnx(graph: ExportedProgram, whole: Whole, about: Mapping[str, Any], path: Path) -> None:
+    """A whole file, or none, that passes ONNX's own checks."""
+    require('onnx', 'onnxscript')
+
+    names = ['images'] if isinstance(whole, WholeClassifier) else ['images', 'size']
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try:
+            program = torch.onnx.export(
+                graph,
+                (),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=names,
+                output_names=list(whole.outputs),
+                custom_translation_table={torch.ops.mmsoft.suppress.default: onnx_suppress},
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise ExportError(f'ONNX has no operator for a part of the model: {first_line(error)}') from error
+    described = json.dumps(json_plain(dict(about, format=FORMAT, opset=OPSET, mmsoft=mmsoft.__version__)))
+    program.model.metadata_props[KEY] = described
+    with whole_file(path) as partial:
+        program.save(partial)
+        check_file(partial, path)
+
+
+def check_file(file: Path, path: Path) -> None:
+    """Raise unless onnx's full check passes, operators are standard ones and no constant is as large as a map."""
+    import onnx
+
+    onnx.checker.check_model(str(file), full_check=True)
+    foreign = sorted({node.domain for node in onnx.load(file).graph.node if node.domain not in ('', 'ai.onnx')})
+    if foreign:
+        raise ExportError(f'{str(path)!r} would have operators of {", ".join(foreign)}, which not every runtime has')

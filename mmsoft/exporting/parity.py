@@ -1,0 +1,127 @@
+"""Whether a file answers as its checkpoint does: both run on the same pictures, and their answers are compared."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmsoft.datasets.miniature import scenes
+from mmsoft.deploy import Model, Result
+from mmsoft.engine.predictor import Prediction, Predictor
+
+from .building import ExportError
+
+# Of each precision: pixels of boxes, scores, and the share that has to agree (boxes found, labels, masks, pixels).
+TOLERANCES = dict(fp32=(0.1, 0.001, 0.999), fp16=(2.0, 0.02, 0.98))
+SHAPES = ((1.0, 1.0), (0.6, 1.0), (1.0, 0.4))  # of height and width: three sizes of each picture
+DRAWN = (240, 320)
+
+
+@dataclass
+class Row:
+    """How far the answers for a picture are apart; None is what the task does not have."""
+
+    size: tuple[int, int]
+    boxes: float | None = None  # the largest difference, in pixels of what the network sees
+    scores: float | None = None
+    labels: float | None = (
+        None  # share of boxes that the file finds with the same label, of equal pixels, of best classes
+    )
+    masks: float | None = None  # mean IoU
+
+    def worst_of(self, tolerance: tuple[float, float, float]) -> str:
+        """The name of a column that is beyond the tolerance, or ''."""
+        pixels, score, share = tolerance
+        bounds = dict(boxes=-pixels, scores=-score, labels=share, masks=share)
+        for name, bound in bounds.items():
+            value = getattr(self, name)
+            if value is not None and (-value if bound < 0 else value) < bound:
+                return name
+        return ''
+
+
+def pictures_of(files: Sequence[Any]) -> list[np.ndarray]:
+    """BGR pixels of the files, or of drawn scenes, each at three sizes."""
+    import cv2
+
+    from mmsoft.deploy import read_picture
+
+    images = [read_picture(file)[..., ::-1] for file in files] or [s.image for s in scenes(2, DRAWN, (19,))]
+    sizes = [(max(int(i.shape[0] * h), 16), max(int(i.shape[1] * w), 16)) for i in images for h, w in SHAPES]
+    repeated = [image for image in images for _ in SHAPES]
+    return [cv2.resize(np.ascontiguousarray(i), size[::-1]) for i, size in zip(repeated, sizes, strict=True)]
+
+
+def compare(predictor: Predictor, model: Model, images: Sequence[np.ndarray], tolerance: tuple) -> Iterator[Row]:
+    """A row a picture."""
+    for image in images:
+        mine, theirs = predictor(image), model(image)
+        zoom = min(model.prepare(image[..., ::-1]).shape[1:]) / min(image.shape[:2])
+        yield compare_answers(mine, theirs, tolerance, zoom)
+
+
+def compare_answers(mine: Prediction, theirs: Result, tolerance: tuple[float, float, float], zoom: float = 1.0) -> Row:
+    """The checkpoint's answer and the file's."""
+    if theirs.label_map is not None:
+        same = mine.label_map == theirs.label_map
+        return Row(theirs.size, labels=float(same.mean()), masks=_mean_iou(mine.label_map, theirs.label_map))
+    if theirs.boxes is None:
+        order = np.argsort(mine.labels), np.argsort(theirs.labels)
+        apart = np.abs(mine.scores[order[0]] - theirs.scores[order[1]]).max()
+        return Row(theirs.size, scores=float(apart), labels=float(mine.labels[0] == theirs.labels[0]))
+    return _compare_boxes(mine, theirs, tolerance, zoom)
+
+
+def _compare_boxes(mine: Prediction, theirs: Result, tolerance: tuple[float, float, float], zoom: float) -> Row:
+    """Boxes with the same label that lie next to each other belong together."""
+    pixels, score, _ = tolerance
+    row = Row(theirs.size, 0.0, 0.0, 1.0, None if theirs.masks is None else 1.0)
+    pairs, lost = [], 0
+    least = float(min(mine.scores, default=0.0)) + score  # others may fall below a threshold, or behind the last kept
+    for number, (box, label) in enumerate(zip(mine.boxes, mine.labels, strict=True)):
+        apart = np.abs(theirs.boxes - box).max(1) * zoom
+        apart[theirs.labels != label] = np.inf
+        apart += 100 * (np.abs(theirs.scores - mine.scores[number]) > max(score, 0.01))  # the same place, another box
+        best = int(apart.argmin()) if len(apart) else -1
+        if best >= 0 and apart[best] < 20 * pixels:
+            pairs.append((number, best))
+        elif mine.scores[number] > least:
+            lost += 1
+    if pairs:
+        left, right = (np.array(side) for side in zip(*pairs, strict=True))
+        row.boxes = float(np.abs(mine.boxes[left] - theirs.boxes[right]).max() * zoom)
+        row.scores = float(np.abs(mine.scores[left] - theirs.scores[right]).max())
+        if theirs.masks is not None:
+            both = (mine.masks[left] & theirs.masks[right]).sum((1, 2))
+            row.masks = float(np.mean((both + 1) / ((mine.masks[left] | theirs.masks[right]).sum((1, 2)) + 1)))
+    row.labels = 1 - lost / max(len(mine.boxes), 1)
+    return row
+
+
+def _mean_iou(a: np.ndarray, b: np.ndarray) -> float:
+    classes = np.union1d(a, b)
+    return float(np.mean([((a == c) & (b == c)).sum() / ((a == c) | (b == c)).sum() for c in classes]))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Columns that the task has."""
+    names = dict(boxes='boxes, px', scores='scores', labels='labels', masks='mask IoU')
+    kept = {name: title for name, title in names.items() if any(getattr(row, name) is not None for row in rows)}
+    lines = [f'{"picture":>12}  ' + '  '.join(f'{title:>9}' for title in kept.values())]
+    for row in rows:
+        values = '  '.join(f'{getattr(row, name):9.5f}' for name in kept)
+        lines.append(f'{row.size[1]:>5} x {row.size[0]:<4}  {values}')
+    return '\n'.join(lines)
+
+
+def check(rows: Sequence[Row], precision: str, tolerances: Mapping[str, tuple] = TOLERANCES) -> None:
+    """Raise if a row is beyond the tolerance of the precision."""
+    for row in rows:
+        if name := row.worst_of(tolerances[precision]):
+            pixels, score, share = tolerances[precision]
+            raise ExportError(
+                f'{name} of the file and of the checkpoint differ too much on {row.size[1]} x {row.size[0]}: '
+                f'{getattr(row, name):.5f}, where {precision} allows {pixels} px of boxes, {score} of scores and asks '
+                f'for {share:.1%} agreement; nothing was written'
+            )

@@ -1,0 +1,217 @@
+"""Copies of softmax models: with the teacher's formula in the linear layers' place, they are the teacher."""
+
+import mmdet.models
+import pytest
+import timm
+import torch
+import torchvision
+from helpers import relative_error
+from mmdet.models.backbones import PyramidVisionTransformer
+from mmdet.models.backbones import SwinTransformer as MmdetSwin
+from mmseg.models.backbones.swin import SwinTransformer as MmsegSwin
+from timm.models.swin_transformer import checkpoint_filter_fn
+from torch import nn
+
+import mmsoft
+from mmsoft.distillation.copying import copy_weights, linear_options
+from mmsoft.distillation.sources import TeacherError, from_file, read
+from mmsoft.layers import InLineAttention, SoftmaxAttention, WindowAttention
+
+SMALL = dict(embed_dims=32, depths=(2, 2, 3, 2), num_heads=(1, 2, 4, 8))
+PVT = dict(num_layers=[2, 1, 2, 1])
+
+
+def official_swin():
+    """The authors' file of a classifier: timm reads it, and so do we."""
+    torch.manual_seed(0)
+    model = timm.create_model('swin_tiny_patch4_window7_224', num_classes=5)
+    later = {f'layers.{i + 1}.downsample': f'layers.{i}.downsample' for i in range(3)}
+    weights = {}
+    for name, value in model.state_dict().items():
+        place = '.'.join(name.split('.')[:3])
+        weights[name.replace(place, later.get(place, place)).replace('head.fc', 'head')] = value
+    again = checkpoint_filter_fn(dict(weights), model)
+    assert {name: tuple(value.shape) for name, value in again.items()} == {
+        name: tuple(value.shape) for name, value in model.state_dict().items()
+    }
+    return from_file(weights), model
+
+
+# name -> teacher, and sizes of pictures
+SOURCES = {
+    'mmdet-swin': (lambda: MmdetSwin(), (75, 130)),
+    'mmdet-swin-small-maps': (lambda: MmdetSwin(**SMALL, out_indices=(1, 2)), (100, 401)),
+    'mmseg-swin': (lambda: MmsegSwin(**SMALL, qkv_bias=False, qk_scale=0.3), (230, 177)),
+    'mmdet-pvt': (lambda: PyramidVisionTransformer(**PVT), (96, 160)),
+    'timm-swin': (lambda: timm.create_model('swin_tiny_patch4_window7_224', num_classes=7), (224, 224)),
+    'timm-deit': (lambda: timm.create_model('deit_tiny_patch16_224', num_classes=7), (224, 224)),
+    'timm-vit': (lambda: timm.create_model('vit_small_patch16_224', img_size=160, depth=3), (160, 160)),
+    'torchvision-swin': (lambda: torchvision.models.swin_t(num_classes=4), (100, 236)),
+    'ours-softmax': (
+        lambda: mmsoft.SOFT(dict(dims=(32, 64, 96, 128), heads=(1, 2, 3, 4), depths=(1, 2, 1, 1)), attn='softmax'),
+        (70, 96),
+    ),
+}
+
+
+def double(reading, model, attentions, eps):
+    """Softmax in place of each linear layer: its weights are the linear layer's own, tables are the teacher's."""
+    for block in attentions:
+        linear = model.get_submodule(block).attn
+        assert isinstance(linear, InLineAttention)
+        own = {k: v for k, v in linear.state_dict().items() if 'predictor' not in k}
+        theirs = {
+            k.removeprefix(f'{block}.attn.'): v for k, v in reading.weights.items() if k.startswith(f'{block}.attn.')
+        }
+        dim, heads = linear.q.in_features, linear.num_heads
+        if 'relative_position_bias_table' in theirs:
+            shifted = int(block.rpartition('.')[2]) % 2 == 1
+            attn = WindowAttention(dim, heads, model.window_size, shifted, model.shift)
+            table = dict(relative_position_bias_table=theirs['relative_position_bias_table'])
+            stacked = {f'qkv.{kind}': torch.cat((own[f'q.{kind}'], own[f'kv.{kind}'])) for kind in ('weight', 'bias')}
+            attn.load_state_dict({**stacked, **table, **{k: own[k] for k in ('proj.weight', 'proj.bias')}})
+        else:
+            reduced = {k: v for k, v in theirs.items() if k.startswith('reduce')}
+            attn = SoftmaxAttention(dim, heads, reduction=reduced['reduce.weight'].shape[-1] if reduced else 1)
+            if reduced:
+                attn.reduce_norm.eps = eps
+            attn.load_state_dict({**own, **reduced})
+        model.get_submodule(block).attn = attn
+    return model.eval()
+
+
+def randomise(teacher):
+    """Weights of sizes that show whatever is out of order: also biases, norms and tables."""
+    for name, parameter in teacher.named_parameters():
+        if parameter.dim() == 1 or 'table' in name or 'pos_embed' in name or 'cls_token' in name:
+            nn.init.normal_(parameter, 1.0 if 'norm' in name and name.endswith('weight') else 0.0, 0.2)
+    teacher.eval()  # of mmdet's Swin, it returns nothing
+    return teacher
+
+
+def compare(teacher, found, expected, eps=1e-6):
+    reading = read(teacher)
+    model = reading.kind(**linear_options(reading))
+    copy = copy_weights(reading, model, teacher)
+    left = model.load_state_dict(copy.weights, strict=False)
+    missing = [name for name in left.missing_keys if not name.endswith('num_batches_tracked')]
+    assert sorted(missing) == sorted(set(copy.names['new']) - copy.weights.keys())
+    assert not left.unexpected_keys
+    model = double(reading, model.double(), copy.attentions, eps).double()
+    with torch.no_grad():
+        found, expected = found(model), expected(teacher.double())
+    assert isinstance(found, (tuple, list)) == isinstance(expected, (tuple, list))
+    found, expected = ([y] if isinstance(y, torch.Tensor) else y for y in (found, expected))
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
+@pytest.mark.parametrize('name', SOURCES)
+def test_with_softmax_the_copy_is_the_teacher(name):
+    build, size = SOURCES[name]
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    compare(randomise(build()), lambda model: model(x), lambda teacher: teacher(x))
+
+
+def official_pvt(dims=(64, 128, 320, 512)):
+    torch.manual_seed(2)
+    weights = {
+        'cls_token': torch.randn(1, 1, dims[3]),
+        'head.weight': torch.randn(9, dims[3]),
+        'head.bias': torch.ones(9),
+    }
+    weights |= {'norm.weight': torch.ones(dims[3]), 'norm.bias': torch.ones(dims[3])}
+    for i, (dim, before, ratio, side, sr) in enumerate(
+        zip(dims, (3, *dims), (8, 8, 4, 4), (56, 28, 14, 7), (8, 4, 2, 1), strict=False), start=1
+    ):
+        patch = 4 if i == 1 else 2
+        shapes = {f'pos_embed{i}': (1, side * side + (i == 4), dim)}
+        shapes |= {f'patch_embed{i}.proj.weight': (dim, before, patch, patch), f'block{i}.0.attn.q.weight': (dim, dim)}
+        shapes |= {f'block{i}.0.attn.kv.weight': (2 * dim, dim), f'block{i}.0.attn.kv.bias': (2 * dim,)}
+        shapes |= {f'block{i}.0.mlp.fc1.weight': (ratio * dim, dim), f'block{i}.0.mlp.fc1.bias': (ratio * dim,)}
+        shapes |= {f'block{i}.0.mlp.fc2.weight': (dim, ratio * dim), f'block{i}.0.attn.proj.weight': (dim, dim)}
+        one = [
+            'attn.q.bias',
+            'attn.proj.bias',
+            'mlp.fc2.bias',
+            *(f'norm{n}.{k}' for n in (1, 2) for k in ('weight', 'bias')),
+        ]
+        one += ['attn.sr.bias', 'attn.norm.weight', 'attn.norm.bias'] if sr > 1 else []
+        shapes |= {f'block{i}.0.{name}': (dim,) for name in one}
+        shapes |= {f'block{i}.0.attn.sr.weight': (dim, dim, sr, sr)} if sr > 1 else {}
+        shapes |= {f'patch_embed{i}.{name}': (dim,) for name in ('proj.bias', 'norm.weight', 'norm.bias')}
+        weights |= {name: 0.05 * torch.randn(shape) for name, shape in shapes.items()}
+    return weights
+
+
+def test_the_authors_pvt_file_becomes_a_backbone():
+    teacher = from_file(official_pvt())
+    assert teacher.layers[0][0].norm.eps == 1e-5
+    x = torch.randn(1, 3, 64, 96, dtype=torch.float64)
+    compare(teacher, lambda ours: ours(x), lambda own: own(x), eps=1e-5)
+
+
+def build(**options):
+    return lambda: timm.create_model('vit_tiny_patch16_224', depth=1, **options)
+
+
+@pytest.mark.parametrize(
+    ('teacher', 'says'),
+    [
+        (
+            lambda: torchvision.models.resnet18(),
+            'torchvision.ResNet has no softmax attention that can be replaced here',
+        ),
+        (lambda: torchvision.models.swin_v2_t(), 'is Swin v2; give a Swin v1'),
+        (lambda: MmdetSwin(**SMALL, use_abs_pos_embed=True), 'has a position table, which InLine-Swin has not'),
+        (lambda: MmdetSwin(**SMALL, mlp_ratio=2), 'MLPs of 2 times the width; those of ours have 4 times'),
+        (lambda: MmdetSwin(**SMALL, norm_cfg=dict(type='LN', eps=1e-3)), 'has eps=0.001; stages.0.embed.norm of'),
+        (lambda: mmdet.models.PyramidVisionTransformerV2(num_layers=[1] * 4), 'give a PVT v1'),
+        (lambda: timm.create_model('swin_tiny_patch4_window7_224', img_size=96), 'build it for larger pictures'),
+        (build(reg_tokens=2), 'has register tokens'),
+        (build(init_values=0.1), 'blocks.0.ls1.gamma, which InLine-DeiT has not'),
+        (build(global_pool='avg'), 'a norm after pooling'),
+        (build(patch_size=8), 'has patches of 16 x 16'),
+        (lambda: mmsoft.InLineSwin('tiny'), 'has no softmax attention among the layers that would become linear'),
+    ],
+)
+def test_teachers_that_cannot_be_made_linear_are_told_of(teacher, says):
+    with pytest.raises(TeacherError, match=says):
+        mmsoft.linearize(teacher())
+
+
+def test_files_that_are_nobodys_are_told_of():
+    with pytest.raises(TeacherError, match=r"first name is 'fc.weight'\): give the config"):
+        from_file({'fc.weight': torch.zeros(1)})
+    wrong = official_pvt()
+    wrong['block2.0.norm1.bias'] = torch.zeros(3)
+    with pytest.raises(TeacherError, match=r'layers.1.1.1.norm1.bias of PyramidVisionTransformer is \(128,\), and in'):
+        from_file(wrong)
+
+
+def test_a_choice_of_layers_and_attentions():
+    swin = MmdetSwin(**SMALL)
+    linear = mmsoft.linearize(swin, inline=(0, 1, 3, 2))
+    kinds = [[type(block.attn) is InLineAttention for block in stage.blocks] for stage in linear.stages]
+    assert kinds == [[False] * 2, [True, False], [True] * 3, [True] * 2]
+    with pytest.raises(ValueError, match='arch inline counts layers'):
+        mmsoft.linearize(swin, inline=(0, 1, 4, 2))
+    with pytest.raises(TeacherError, match='InLine-Swin has InLine attention alone; got --attention soft_pp'):
+        mmsoft.linearize(swin, attention='soft_pp')
+    own = mmsoft.SOFT(dict(dims=(32, 64, 96, 128), heads=(1, 2, 3, 4), depths=(1, 2, 1, 1)), attn='softmax')
+    for attention in mmsoft.models.ATTENTIONS.keys() - {'softmax'}:
+        found = mmsoft.linearize(own, attention=attention)
+        block = found.stages[1].blocks[1].attn
+        assert type(block) is not type(own.stages[1].blocks[1].attn)
+        assert type(found.stages[3].blocks[0].attn) is SoftmaxAttention
+        if hasattr(block, 'q'):
+            assert torch.equal(block.q.weight, own.stages[1].blocks[1].attn.q.weight)
+
+
+def test_the_authors_swin_file_is_timms_model():
+    teacher, model = official_swin()
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert relative_error(teacher(x), model.eval()(x)) < 1e-4
+    compare(teacher, lambda ours: ours(x.double()), lambda own: own(x.double()))

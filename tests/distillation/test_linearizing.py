@@ -1,0 +1,165 @@
+"""``tools/linearize.py``: a trained detector, segmentor or classifier in, a linear one out that our tools take."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from mmengine.registry import MODELS, init_default_scope
+from small_runs import ENVIRONMENT, command, dump, losses, run, small_config
+
+from mmsoft.checkpoints import read_state_dict
+from mmsoft.datasets.miniature import write_world
+from mmsoft.distillation.linearizing import linearize_run
+from mmsoft.distillation.sources import TeacherError
+from mmsoft.engine.predictor import Predictor
+
+SWIN = dict(
+    type='mmdet.SwinTransformer',
+    embed_dims=16,
+    depths=(1, 1, 2, 1),
+    num_heads=(1, 2, 4, 8),
+    window_size=4,
+    drop_path_rate=0.1,
+)
+
+
+def teacher(folder, method='retinanet', **backbone):
+    """A config of the teacher on a small world, and random weights."""
+    cfg = small_config(method, folder)
+    cfg.model.backbone = dict(SWIN, **backbone)
+    dims = [16, 32, 64, 128]
+    if method == 'retinanet':
+        cfg.model.neck.in_channels = dims
+    else:
+        cfg.model.decode_head.in_channels, cfg.model.auxiliary_head.in_channels = dims, dims[2]
+    init_default_scope(cfg.default_scope)
+    torch.manual_seed(0)
+    model = MODELS.build(cfg.model)
+    weights = folder / 'teacher.pth'
+    torch.save(dict(state_dict=model.state_dict()), weights)
+    return cfg, dump(cfg, folder), weights
+
+
+OPTIONS = dict(steps=dict(outputs=3, maps=3), batch_size=2, workers=0)
+
+
+@pytest.fixture(scope='module')
+def retinanet(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('linear')
+    cfg, path, weights = teacher(folder)
+    found = linearize_run(str(path), str(weights), folder / 'out', **OPTIONS)
+    return folder, cfg, path, weights, found
+
+
+@pytest.mark.slow
+def test_a_detector_becomes_linear(retinanet):
+    folder, _, _, weights, (_, _, written) = retinanet
+    assert written.keys() == {'copy', 'outputs', 'maps', 'linear'}
+    before, theirs = read_state_dict(written['copy']), read_state_dict(str(weights))
+    after = read_state_dict(str(written['linear']))
+    assert before.keys() == after.keys()
+    heads = [name for name in theirs if not name.startswith('backbone.')]
+    assert heads
+    assert all(torch.equal(after[name], theirs[name]) for name in heads)
+    taught = {name for name in after if not torch.equal(before[name], after[name])}
+    assert 'backbone.stages.2.blocks.1.attn.predictor.0.weight' in taught
+    assert 'backbone.map_norms.1.weight' in taught
+    only_outputs = read_state_dict(str(written['outputs']))
+    changed = {name for name in after if not torch.equal(before[name], only_outputs[name])}
+    assert changed
+    assert all('.attn.' in name and '.stages.3.' not in name for name in changed)
+    result = run('test', folder / 'out' / 'linear.py', written['linear'], '--work-dir', folder / 'tested')
+    assert result.returncode == 0
+    assert 'bbox_mAP' in json.dumps(json.loads((folder / 'tested' / 'metrics.json').read_text()))
+    picture = next((folder / 'coco').rglob('*.jpg'))
+    carried = Predictor(str(written['linear']))(str(picture))  # its own config is in it
+    assert carried.boxes.shape[1] == 4
+    assert (folder / 'out' / 'outputs.png').is_file()
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_equal_weights(retinanet, tmp_path):
+    _, _, path, weights, _ = retinanet
+    common = (path, weights, '--steps', 2, 12, '--batch-size', 2, '--workers', 0)
+    run('linearize', *common, '--out', tmp_path / 'whole')
+    broken = subprocess.Popen(command('linearize', *common, '--out', tmp_path / 'broken'), env=ENVIRONMENT)
+    while not list((tmp_path / 'broken' / 'maps').glob('iter_*.pth')):
+        assert broken.poll() is None
+        time.sleep(0.02)
+    broken.send_signal(signal.SIGKILL)
+    broken.wait()
+    assert not (tmp_path / 'broken' / 'linear.pth').exists()
+    run('linearize', *common, '--out', tmp_path / 'broken', '--resume')
+    first, second = (read_state_dict(str(tmp_path / name / 'linear.pth')) for name in ('whole', 'broken'))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert len(losses(tmp_path / 'whole' / 'maps')) == 12
+
+
+@pytest.mark.slow
+def test_two_processes_and_a_broken_picture(retinanet, tmp_path):
+    folder, _, path, weights, _ = retinanet
+    pictures = tmp_path / 'pictures'
+    shutil.copytree(next((folder / 'coco').glob('train*')), pictures)
+    (pictures / 'a.jpg').write_bytes(b'no picture')
+    options = ('--steps', 3, 0, '--stages', 'outputs', '--batch-size', 4, '--workers', 0, '--amp')
+    run('linearize', path, weights, '--out', tmp_path / 'out', '--images', pictures, *options, processes=2)
+    assert (tmp_path / 'out' / 'linear.pth').is_file()
+    assert 'a.jpg' in (tmp_path / 'out' / 'outputs' / 'faults.jsonl').read_text()
+
+
+@pytest.mark.slow
+def test_a_segmentor_becomes_linear(tmp_path):
+    _, path, weights = teacher(tmp_path, 'upernet', type='mmseg.SwinTransformer')
+    _, _, written = linearize_run(str(path), str(weights), tmp_path / 'out', inline=(1, 1, 1, 1), **OPTIONS)
+    result = run('test', tmp_path / 'out' / 'linear.py', written['linear'], '--work-dir', tmp_path / 'tested')
+    assert 'mIoU' in (tmp_path / 'tested' / 'metrics.json').read_text(), result.stdout[-2000:]
+
+
+@pytest.mark.slow
+def test_a_classifier_of_timm_becomes_linear(tmp_path):
+    import timm
+
+    model = timm.create_model('vit_tiny_patch16_224', num_classes=6)
+    weights = tmp_path / 'vit.pth'
+    torch.save(model.state_dict(), weights)
+    pictures = write_world('coco', tmp_path, train=3, val=1, size=(64, 96))
+    found = linearize_run(
+        'timm:vit_tiny_patch16_224', str(weights), tmp_path / 'out', images=[str(pictures)], **OPTIONS
+    )  # fmt: skip
+    cfg = found[1].cfg
+    assert cfg.test_dataloader.dataset.transform.mean == (0.5, 0.5, 0.5)
+    predicted = Predictor(str(found[2]['linear']), cfg)(str(next(pictures.rglob('*.jpg'))))
+    assert len(predicted.scores) == 6
+
+
+def test_bad_input_is_told_of(tmp_path):
+    _, path, weights = teacher(tmp_path)
+
+    def refused(says, *arguments, kind=TeacherError, **options):
+        with pytest.raises(kind, match=says):
+            linearize_run(*arguments, tmp_path / 'out', **OPTIONS, **options)
+        assert not (tmp_path / 'out').exists()
+
+    empty = tmp_path / 'empty'
+    empty.mkdir()
+    refused('there are no pictures in', str(path), str(weights), images=[str(empty)])
+    small = tmp_path / 'small'
+    small.mkdir()
+    (small / 'a.jpg').write_bytes(b'')
+    refused('none of the first 1 pictures can be read', str(path), str(weights), images=[str(small)])
+    narrow = {'model.backbone.embed_dims': 8}
+    refused(r'patch_embed.projection.weight of SwinTransformer is \(8, 3', str(path), str(weights), options=narrow)
+    sizes = {'test_dataloader.dataset.pipeline.1.scale': (12, 12), 'model.data_preprocessor.pad_size_divisor': 1}
+    refused('pixels, less than a window of 16', str(path), str(weights), options=sizes)
+    refused("timm has no model 'swin_huge'; it has swin", 'timm:swin_huge', str(weights))
+    refused('arch inline counts layers', str(path), str(weights), inline=(2, 1, 2, 1), kind=ValueError)
+    resnet = {'model.backbone': dict(_delete_=True, type='ResNet', depth=18)}
+    model = MODELS.build(dict(type='mmdet.ResNet', depth=18))
+    other = tmp_path / 'resnet.pth'
+    torch.save({f'backbone.{k}': v for k, v in model.state_dict().items()}, other)
+    refused('mmdet.ResNet has no softmax attention', str(path), str(other), options=resnet)

@@ -1,0 +1,132 @@
+"""``--data``: configs that follow a folder of one's own, and runs on it from the first command to the last."""
+
+import json
+import shutil
+from pathlib import Path
+
+import own_sets
+import pytest
+import torch
+from mmengine.config import Config
+from own_sets import FORMATS, NAMES
+from small_runs import dump, run, small_config
+
+import mmsoft
+from mmsoft.datasets.own import OwnDataError
+from mmsoft.engine import own_data
+from mmsoft.engine.browse import drawn_samples
+from mmsoft.engine.config import check_data, load_config
+from mmsoft.engine.heads import head_counts
+from mmsoft.engine.own_data import check_options, use_own_data
+from mmsoft.engine.telling import in_words
+
+CASES = [
+    ('mask_rcnn_soft_pp_tiny_1x_coco', 'coco', NAMES),
+    ('retinanet_soft_pp_tiny_1x_coco', 'yolo', NAMES),
+    ('upernet_soft_pp_tiny_160k_ade20k', 'colours', ['ground', *NAMES]),
+    ('upernet_soft_pp_tiny_40k_cityscapes', 'labelme', ['background', *sorted(NAMES)]),
+    ('soft_pp_tiny_300e_in1k', 'csv', sorted(NAMES)),
+]
+
+
+def make(name: str, root: Path) -> Path:
+    root.mkdir(parents=True)
+    FORMATS[name](root)
+    return root
+
+
+@pytest.mark.parametrize(('config', 'name', 'classes'), CASES)
+def test_a_config_follows_the_data_and_is_all_that_is_needed(config, name, classes, tmp_path, monkeypatch, capsys):
+    cfg, root = load_config(mmsoft.config_path(config)), make(name, tmp_path / 'my set')
+    monkeypatch.setattr(own_data, 'SAMPLES', 1)
+    monkeypatch.chdir(tmp_path)
+    use_own_data(cfg, 'my set', 'run')
+    monkeypatch.chdir('/')
+    derived = Config.fromfile(tmp_path / 'run' / f'{config}.py')
+    assert derived.to_dict() == cfg.to_dict()
+    assert check_data(derived, 'train', 'val', 'test') == []  # heads and evaluators fit
+    if name == 'csv':
+        assert derived.model.backbone.num_classes == len(classes)
+        assert 4 * derived.train_dataloader.batch_size <= 43
+    else:
+        assert {count for _, count in head_counts(derived.model)} == {len(classes)}
+        assert list(derived.val_dataloader.dataset.metainfo.classes) == classes
+        assert list(derived.test_dataloader.dataset.metainfo.palette[0]) in [[0, 0, 0], [230, 23, 23]]
+    if name == 'coco':
+        assert derived.val_evaluator.metric == ['bbox', 'segm']
+    assert len(drawn_samples(derived, 'val', 1, tmp_path / 'faults.jsonl')) == 1
+    assert not (tmp_path / 'faults.jsonl').exists()
+    (folder,) = (tmp_path / 'run' / 'data').iterdir()
+    assert folder.name.startswith('my set-')
+    assert (folder / 'samples.png').is_file()
+    told = capsys.readouterr().out
+    assert (folder / 'found.md').read_text() in told
+    assert all(f'\n| {label} |' in told for label in classes)
+    assert str(root) in told
+
+
+def test_data_that_is_tested_alone_is_tested_whole_unless_it_was_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_data, 'SAMPLES', 1)
+    config, root = mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco'), make('labelme', tmp_path / 'set')
+
+    def tested(run_dir: Path) -> int:
+        run_dir.mkdir(exist_ok=True)
+        meta = dict(dataset_meta=dict(classes=[*sorted(NAMES), 'more']))
+        torch.save(dict(meta=meta, state_dict={}), run_dir / 'epoch_1.pth')
+        cfg = load_config(config)
+        use_own_data(cfg, root, tmp_path / 'test', str(run_dir / 'epoch_1.pth'))
+        content = json.loads(Path(cfg.test_dataloader.dataset.ann_file).read_text())
+        assert [category['name'] for category in content['categories']] == [*sorted(NAMES), 'more']
+        return len(content['images'])
+
+    assert tested(tmp_path / 'other') == 6
+    use_own_data(load_config(config), root, tmp_path / 'run')
+    assert tested(tmp_path / 'run') == 2
+
+
+@pytest.mark.parametrize(
+    'key', ['data_root', 'val_evaluator.metric', 'train_dataloader.dataset.ann_file', 'model.bbox_head.num_classes']
+)
+def test_what_data_sets_is_no_option(key):
+    with pytest.raises(ValueError, match=f'--data sets {key} itself'):
+        check_options({key: 1})
+    check_options({'train_dataloader.batch_size': 1, 'train_dataloader.dataset.pipeline.0.x': 1})
+    with pytest.raises(ValueError, match='leave out --data, or --demo'):
+        check_options({}, demo=True)
+
+
+def test_a_set_that_is_refused_leaves_no_config(tmp_path):
+    cfg = load_config(mmsoft.config_path('mask_rcnn_soft_pp_tiny_1x_coco'))
+    with pytest.raises(OwnDataError, match='objects with a box and no outline'):
+        use_own_data(cfg, make('voc', tmp_path / 'set'), tmp_path / 'run')
+    assert not list(tmp_path.rglob('run/**/*.*'))
+
+
+def test_times_in_words():
+    assert [in_words(seconds) for seconds in (0.2, 90, 300, 4800, 200_000)] == [
+        *('1 s', '90 s', '5 min', '1 h 20 min', '2 days 8 h')
+    ]
+
+
+@pytest.mark.slow
+def test_from_a_folder_to_detections(tmp_path):
+    """Train, test and predict: the commands after the first are those that it names."""
+    cfg, root = small_config('mask_rcnn', tmp_path / 'world', epochs=2), make('coco', tmp_path / 'my photos')
+    before = {path: path.read_bytes() for path in root.rglob('*') if path.is_file()}
+    work = tmp_path / 'run'
+    done = run('train', dump(cfg, tmp_path), '--data', root, '--work-dir', work)
+    assert 'this run takes about' in done.stdout + done.stderr
+    steps = done.stdout[done.stdout.index('What to type next') :].splitlines()[1:]
+    script, config, weights = steps[0].split()[1:]
+    assert Path(script).name == 'test.py'
+    assert Path(config) == work / 'small.py'
+    shutil.rmtree(tmp_path / 'world')  # the run needs nothing but the set
+    run('test', config, weights)
+    assert any(
+        'ground' in name or 'plate' in name for name in json.loads((work / 'metrics.json').read_text())['metrics']
+    )
+    own_sets.write_picture(tmp_path / 'new.png', next(own_sets.drawn(1)).image)
+    run('predict', weights, tmp_path / 'new.png', '--out-dir', tmp_path / 'found')
+    categories = json.loads((tmp_path / 'found' / 'categories.json').read_text())
+    assert [category['name'] for category in categories] == NAMES
+    assert {path: path.read_bytes() for path in root.rglob('*') if path.is_file()} == before

@@ -1,0 +1,46 @@
+"""Export a model to one file that runs without torch and OpenMMLab, and show that it answers the same."""
+
+import argparse
+
+from mmsoft.versions import require
+
+require('mmengine', 'mmcv', 'onnx', 'onnxscript', 'onnxruntime')
+
+from mmengine.config import DictAction
+
+from mmsoft.engine.cli import run_tool
+from mmsoft.engine.config import load_config
+from mmsoft.exporting.export import export
+from mmsoft.exporting.parity import TOLERANCES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', nargs='?', help='by default the one that the checkpoint carries')
+    parser.add_argument('checkpoint', help='.pth or .safetensors')
+    parser.add_argument('--out', required=True, metavar='FILE', help='.onnx')
+    parser.add_argument('--precision', choices=TOLERANCES, default='fp32')
+    parser.add_argument(
+        '--pictures', nargs='+', default=(), metavar='FILE', help='compare on these; by default on drawn ones'
+    )
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
+    )
+    parser.add_argument(
+        '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
+    )
+    args = parser.parse_args()
+    export(
+        load_config(args.config, args.cfg_options) if args.config else None,
+        args.checkpoint,
+        args.out,
+        args.precision,
+        args.pictures,
+        args.trust_checkpoint,
+        None if args.config else args.cfg_options,
+    )
+    print(f'{args.out} is written; run it with mmsoft.deploy.load, or predict.py {args.out}')
+
+
+if __name__ == '__main__':
+    run_tool(main)

@@ -1,0 +1,249 @@
+"""How fast classifiers learn the same pictures by one recipe, epoch by epoch: ours beside their peers.
+
+Every model starts from the seed, sees the same crops in the same order and takes the same number of steps. A run is
+kept after each epoch: the same command resumes it, with equal weights. Time is the processor's, of one thread, so that
+other work on the machine does not count.
+"""
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data import create_transform
+from timm.optim import create_optimizer_v2
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets import ImageFolder
+
+from mmsoft.weights.writing import whole_file
+
+from .peers import MODELS
+from .tables import spread
+
+TEST_BATCH = 250
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """AdamW with a cosine to a hundredth of the lr, light augmentation: what all models of a comparison share."""
+
+    size: int = 64
+    epochs: int = 20
+    batch: int = 128
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    warmup: float = 0.1  # share of all steps
+    smoothing: float = 0.1
+    clip: float = 5.0
+
+
+class Pictures:
+    """The class folders ``train`` and ``val`` below a root, as batches of one recipe."""
+
+    def __init__(self, root: str | Path, recipe: Recipe) -> None:
+        missing = [name for name in ('train', 'val') if not Path(root, name).is_dir()]
+        if missing:
+            raise FileNotFoundError(
+                f'{str(root)!r} has no folder {missing[0]!r}: pictures lie in train/<class>/ and val/<class>/'
+            )
+        augment = dict(auto_augment='rand-m5-mstd0.5', scale=(0.35, 1.0), re_prob=0.1)
+        self.root, self.recipe = Path(root), recipe
+        self.train = ImageFolder(str(self.root / 'train'), create_transform(recipe.size, is_training=True, **augment))
+        if self.val(recipe.size).classes != self.train.classes:
+            raise ValueError(f'{str(root)!r}: train and val must have the same class folders')
+        if len(self.train) < recipe.batch:
+            raise ValueError(f'--batch is at most the number of pictures, {len(self.train)}; got {recipe.batch}')
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return len(self.train) // self.recipe.batch
+
+    def val(self, size: int) -> ImageFolder:
+        return ImageFolder(str(self.root / 'val'), create_transform(size, crop_pct=1.0))
+
+    def epoch(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled and augmented by the seed."""
+        seed_everything(seed)
+        return iter(DataLoader(self.train, self.recipe.batch, shuffle=True, drop_last=True))
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # timm's augmentation draws from it
+    torch.manual_seed(seed)
+
+
+@torch.inference_mode()
+def accuracy(model: nn.Module, pictures: Dataset) -> float:
+    """Top-1 in per cent."""
+    model.eval()
+    right = total = 0
+    for images, labels in DataLoader(pictures, TEST_BATCH):
+        right += int((model(images).argmax(1) == labels).sum())
+        total += len(labels)
+    return 100 * right / total
+
+
+def lr_at(step: int, steps: int, recipe: Recipe) -> float:
+    warm = max(1, round(recipe.warmup * steps))
+    if step < warm:
+        return recipe.lr * (step + 1) / warm
+    cosine = (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
+    return recipe.lr * (0.01 + 0.99 * cosine)
+
+
+def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, pictures: Pictures, epoch: int, seed: int) -> float:
+    """The mean loss."""
+    recipe, losses = pictures.recipe, []
+    model.train()
+    for step, (images, labels) in enumerate(pictures.epoch(1000 * seed + epoch), start=epoch * pictures.steps):
+        for group in optimizer.param_groups:
+            group['lr'] = lr_at(step, recipe.epochs * pictures.steps, recipe)
+        loss = F.cross_entropy(model(images), labels, label_smoothing=recipe.smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        optimizer.step()
+        losses.append(loss.item())
+    if not np.isfinite(losses).all():
+        raise FloatingPointError(f'the loss of epoch {epoch + 1} is not finite: choose a smaller --lr')
+    return sum(losses) / len(losses)
+
+
+def learn(name: str, pictures: Pictures, seed: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Train what is not trained yet below ``folder``; the curve, and the path of the weights."""
+    recipe, state_file = pictures.recipe, folder / 'state.pth'
+    of = json.dumps(dict(model=name, seed=seed, data=str(pictures.root.resolve()), **asdict(recipe)))
+    seed_everything(seed)
+    model = MODELS[name](len(pictures.train.classes), recipe.size)
+    optimizer = create_optimizer_v2(model, opt='adamw', lr=recipe.lr, weight_decay=recipe.weight_decay)
+    curve: list[dict[str, float]] = []
+    if state_file.is_file():
+        state = torch.load(state_file, weights_only=True)
+        if state['of'] != of:
+            raise ValueError(f'{str(folder)!r} holds a run of another recipe: remove it or name another --work-dir')
+        model.load_state_dict(state['model'])
+        optimizer.load_state_dict(state['optimizer'])
+        curve = state['curve']
+    folder.mkdir(parents=True, exist_ok=True)
+    for epoch in range(len(curve), recipe.epochs):
+        start = time.process_time()
+        loss = train_epoch(model, optimizer, pictures, epoch, seed)
+        seconds = time.process_time() - start
+        curve.append(dict(epoch=epoch + 1, loss=loss, seconds=seconds, top1=accuracy(model, pictures.val(recipe.size))))
+        with whole_file(state_file) as partial:
+            kept = dict(of=of, model=model.state_dict(), optimizer=optimizer.state_dict(), curve=curve)
+            torch.save(kept, partial)
+        top1 = curve[-1]['top1']
+        say(f'{name}, seed {seed}, epoch {epoch + 1} of {recipe.epochs}: loss {loss:.3f}, top-1 {top1:.1f} %')
+    return dict(curve=curve, parameters=sum(p.numel() for p in model.parameters()), weights=str(state_file))
+
+
+def test_sizes(name: str, pictures: Pictures, weights: str, sizes: Sequence[int]) -> dict[int, float | None]:
+    """Top-1 at other sizes; None where the model does not take one."""
+    model = MODELS[name](len(pictures.train.classes), pictures.recipe.size)
+    model.load_state_dict(torch.load(weights, weights_only=True)['model'])
+    found: dict[int, float | None] = {}
+    for size in sizes:
+        try:
+            found[size] = accuracy(model, pictures.val(size))
+        except (AssertionError, RuntimeError):  # a fixed size, such as of a position table
+            found[size] = None
+    return found
+
+
+def study(
+    root: str | Path,
+    names: Sequence[str],
+    seeds: Sequence[int],
+    recipe: Recipe,
+    work_dir: str | Path,
+    sizes: Sequence[int] = (),
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Train each model from each seed, seed by seed, so that an interrupted comparison has all models."""
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        raise ValueError(f'--models knows {", ".join(MODELS)}; got {unknown[0]!r}')
+    torch.set_num_threads(1)
+    pictures = Pictures(root, recipe)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for seed in seeds:
+        for name in names:
+            folder = Path(work_dir, name, f'seed_{seed}')
+            run = learn(name, pictures, seed, folder, say)
+            weights = run.pop('weights')
+            runs[name].append(run | dict(seed=seed, sizes=test_sizes(name, pictures, weights, sizes)))
+    return dict(recipe=asdict(recipe), data=pictures.root.name, classes=len(pictures.train.classes), runs=runs)
+
+
+def study_table(found: dict[str, Any], goal: float) -> str:
+    """Markdown: a row a model, best first."""
+    sizes = [str(size) for size in next(iter(found['runs'].values()))[0]['sizes']]
+    heads = ['model', 'parameters', 'top-1', f'epochs to {goal:g} %', f'minutes to {goal:g} %', 'seconds an epoch']
+    heads += [f'top-1 at {size}' for size in sizes]
+    rows = []
+    for name, runs in found['runs'].items():
+        last = [run['curve'][-1]['top1'] for run in runs]
+        reached = [_reaches(run['curve'], goal) for run in runs]
+        cells = [name, f'{runs[0]["parameters"] / 1e6:.1f} M', spread(last, unit=' %')]
+        cells += _goal_cells(reached)
+        cells.append(spread([row['seconds'] for run in runs for row in run['curve']], 0))
+        for size in sizes:
+            values = [{str(key): value for key, value in run['sizes'].items()}[size] for run in runs]
+            cells.append(spread(values, unit=' %') if None not in values else 'takes one size')
+        rows.append((-sum(last) / len(last), f'| {" | ".join(cells)} |'))
+    return '\n'.join([f'| {" | ".join(heads)} |', '|---' * len(heads) + '|', *(row for _, row in sorted(rows))])
+
+
+def _reaches(curve: Sequence[dict[str, float]], goal: float) -> tuple[int, float] | None:
+    """Epochs and minutes until the accuracy is first there."""
+    seconds = 0.0
+    for row in curve:
+        seconds += row['seconds']
+        if row['top1'] >= goal:
+            return int(row['epoch']), seconds / 60
+    return None
+
+
+def _goal_cells(reached: Sequence[tuple[int, float] | None]) -> list[str]:
+    there = [found for found in reached if found]
+    if not there:
+        return ['not reached', '']
+    some = '' if len(there) == len(reached) else f' ({len(there)} of {len(reached)} seeds)'
+    return [spread([epochs for epochs, _ in there]) + some, spread([minutes for _, minutes in there])]
+
+
+def plot(found: dict[str, Any], out: Path) -> list[Path]:
+    """Top-1 against epochs and against the processor's time: means, and bands of one deviation."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({'svg.hashsalt': 'mmsoft', 'font.size': 9}):
+        figure = Figure(figsize=(11, 4.4), layout='constrained')
+        left, right = figure.subplots(1, 2, sharey=True)
+        for number, (name, runs) in enumerate(found['runs'].items()):
+            curves = np.array([[(row['top1'], row['seconds']) for row in run['curve']] for run in runs])
+            mean, deviation = curves[..., 0].mean(0), curves[..., 0].std(0)
+            minutes = curves[..., 1].mean(0).cumsum() / 60
+            for axes, x in ((left, np.arange(1, len(mean) + 1)), (right, minutes)):
+                axes.plot(x, mean, color=f'C{number}', label=name if axes is left else None)
+                axes.fill_between(x, mean - deviation, mean + deviation, color=f'C{number}', alpha=0.15, linewidth=0)
+        left.set(xlabel='epoch', ylabel='top-1, %')
+        right.set(xlabel='minutes of one core')
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
+        figure.legend(loc='outside lower center', ncols=5)
+        paths = [out.with_suffix(f'.{kind}') for kind in ('png', 'svg')]
+        for path in paths:
+            figure.savefig(path, dpi=120, metadata={'Date': None} if path.suffix == '.svg' else None)
+    return paths
