@@ -47,6 +47,12 @@ def parse() -> argparse.Namespace:
         help='also save when the last checkpoint is so old, and keep the newest of these: a time such as 90s, 15min or '
         '2h, or iterations such as 500it',
     )
+    parser.add_argument(
+        '--layer-decay',
+        type=float,
+        metavar='FACTOR',
+        help='lr of a layer of the backbone over that of the layer above it, as 0.8',
+    )
     parser.add_argument('--amp', action='store_true', help='mixed precision: float16 on a GPU, bfloat16 on a CPU')
     parser.add_argument('--auto-scale-lr', action='store_true', help='scale the lr to the batch of all processes')
     parser.add_argument(
@@ -103,6 +109,7 @@ def main() -> None:
             img_size=args.img_size,
             save_every=args.save_every,
             resume_anyway=args.resume_anyway,
+            layer_decay=args.layer_decay,
             data=args.data,
             epochs=args.epochs,
             batch=args.batch,
