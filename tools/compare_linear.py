@@ -2,7 +2,12 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
+
+from mmsoft.engine.preemption import Preempted, request
+
+request.listen()  # a signal ends the run after an iteration, and the same command goes on
 
 from mmsoft.versions import require
 
@@ -23,7 +28,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.seeds < 1 or args.epochs < 4 or args.epochs % 4:
         raise SystemExit(f'error: --seeds must be 1 or more, --epochs a multiple of 4; got {args.seeds}, {args.epochs}')
-    found = study(Path(args.work_dir), range(args.seeds), args.tasks, args.epochs)
+    try:
+        found = study(Path(args.work_dir), range(args.seeds), args.tasks, args.epochs)
+    except Preempted as stop:
+        sys.exit(f'{stop}; run the same command again to go on')
     print(study_table(found))
     if args.out:
         content = dict(epochs=args.epochs, seeds=args.seeds, scores=found)

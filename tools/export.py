@@ -1,6 +1,7 @@
 """Export a model to one file that runs without torch and OpenMMLab, and show that it answers the same."""
 
 import argparse
+from pathlib import Path
 
 from mmsoft.versions import require
 
@@ -10,6 +11,7 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
+from mmsoft.exporting.benchmark import compare_cost
 from mmsoft.exporting.export import export
 from mmsoft.exporting.parity import TOLERANCES
 
@@ -32,7 +34,11 @@ def main() -> None:
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
     )
+    parser.add_argument('--benchmark', action='store_true', help="then time and memory beside the checkpoint's")
+    parser.add_argument('--threads', type=int, default=2, help='of --benchmark (default 2)')
     args = parser.parse_args()
+    if args.benchmark and (args.raw or not args.out.endswith('.onnx')):
+        raise ValueError(f'--benchmark measures whole models in .onnx; leave it out for {args.out}')
     export(
         load_config(args.config, args.cfg_options) if args.config else None,
         args.checkpoint,
@@ -43,6 +49,8 @@ def main() -> None:
         None if args.config else args.cfg_options,
         args.raw,
     )
+    if args.benchmark:
+        print(compare_cost(args.checkpoint, Path(args.out), args.config, args.threads))
     print(f'{args.out} is written; see docs/deploy.md on how to run it')
 
 
