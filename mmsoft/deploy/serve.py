@@ -154,7 +154,7 @@ def make_app(model: Model, limits: Limits) -> Starlette:
 
 
 async def _body(request: Request, limits: Limits) -> bytes:
-    """The bytes sent, no more than are permitted: of the body, or of the one file of a form."""
+    """The bytes sent, no more than are permitted."""
     most = limits.megabytes * 1e6
     parts, total = [], 0
     async for part in request.stream():
