@@ -15,7 +15,7 @@ require('mmengine', 'mmcv')
 from mmengine.config import DictAction
 
 from mmsoft.engine.cli import add_img_size, numbers_joined, run_tool
-from mmsoft.engine.config import load_config
+from mmsoft.engine.config import CONFIG_HELP, load_config
 from mmsoft.engine.demo import check_options
 from mmsoft.engine.launch import LAUNCHERS, part_processes
 from mmsoft.engine.own_data import DATA_HELP, folder_name
@@ -26,7 +26,7 @@ from mmsoft.engine.training import demo_report, train
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config')
+    parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument('--work-dir', help='logs and checkpoints; by default work_dirs/<name of the config>')
     parser.add_argument(
         '--resume',
