@@ -84,7 +84,7 @@ def test_a_detector_becomes_linear(retinanet):
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_equal_weights(retinanet, tmp_path):
     _, _, path, weights, _ = retinanet
-    common = (path, weights, '--steps', 2, 12, '--batch-size', 2, '--workers', 0)
+    common = (path, weights, '--steps', 2, 12, '--batch-size', 2, '--workers', 0, '--no-report')
     run('linearize', *common, '--out', tmp_path / 'whole')
     broken = subprocess.Popen(command('linearize', *common, '--out', tmp_path / 'broken'), env=ENVIRONMENT)
     while not list((tmp_path / 'broken' / 'maps').glob('iter_*.pth')):
@@ -106,7 +106,7 @@ def test_two_processes_and_a_broken_picture(retinanet, tmp_path):
     pictures = tmp_path / 'pictures'
     shutil.copytree(next((folder / 'coco').glob('train*')), pictures)
     (pictures / 'a.jpg').write_bytes(b'no picture')
-    options = ('--steps', 3, 0, '--stages', 'outputs', '--batch-size', 4, '--workers', 0, '--amp')
+    options = ('--steps', 3, 0, '--stages', 'outputs', '--batch-size', 4, '--workers', 0, '--amp', '--no-report')
     run('linearize', path, weights, '--out', tmp_path / 'out', '--images', pictures, *options, processes=2)
     assert (tmp_path / 'out' / 'linear.pth').is_file()
     assert 'a.jpg' in (tmp_path / 'out' / 'outputs' / 'faults.jsonl').read_text()
