@@ -89,6 +89,17 @@ class PicturesOnly(BaseDataPreprocessor):
 SIDES = STRIDES[-1]
 
 
+@MODELS.register_module(name='TeacherModel')
+def teacher_model(source: str, checkpoint: str | None = None) -> nn.Module:
+    """A trained classifier: ``timm:<name>``, ``torchvision:<name>``, or a config with its checkpoint."""
+    from .linearizing import open_source
+
+    model = open_source(source, checkpoint).module
+    if not hasattr(model, 'num_classes') and not hasattr(model, 'head'):
+        raise TeacherError(f'{source!r} is no classifier: a teacher for pretraining gives logits')
+    return model
+
+
 @MODELS.register_module(name='LibraryModel')
 def library_model(library: str, name: str, **options: Any) -> nn.Module:
     """A model of timm or torchvision by its name."""
