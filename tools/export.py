@@ -11,8 +11,8 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
+from mmsoft.exporting import export
 from mmsoft.exporting.benchmark import compare_cost
-from mmsoft.exporting.export import export
 from mmsoft.exporting.parity import TOLERANCES
 
 
