@@ -122,7 +122,7 @@ class Variant:
         constants = [
             key.lower() if value is True else f'{key.lower()} {value}'
             for key, value in self.constants
-            if key.isupper() and key not in ('PRECISION', 'CHUNK', 'ITERATIONS') and value is not False
+            if key.isupper() and key not in ('PRECISION', 'CHUNK', 'ITERATIONS', 'REGISTERS') and value is not False
         ]
         return ', '.join([self.kernel.__name__.strip('_').removesuffix('_kernel'), *sorted(types), *constants])
 
@@ -164,6 +164,8 @@ def compiled(index: int, target: str) -> tuple[int, int, int]:
     constants = dict(one.constants)
     if target.startswith('gfx') and 'PRECISION' in constants:
         constants['PRECISION'] = 'ieee'
+    if 'REGISTERS' in constants:
+        constants['REGISTERS'] = target.startswith('gfx')
     source = ASTSource(
         fn=one.kernel,
         signature=dict(one.signature),

@@ -47,8 +47,8 @@ def landmark_grid(height: int, width: int, window: tuple[int, int], num_landmark
     """
     if is_symbol(height, width):
         raise ValueError(
-            'height and width are left open in an export, which only averaged and learned landmarks can follow, with '
-            'num_landmarks set: give the export numbers'
+            'height and width are left open in an export, where only averaged and learned landmarks, with '
+            'num_landmarks set, can follow them: give the export numbers'
         )
     gh, gw = _whole_windows(height, width, window)
     if num_landmarks is None or gh * gw <= num_landmarks:
