@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument('--threads', type=int, default=2, help='of --benchmark (default 2)')
     args = parser.parse_args()
     if args.benchmark and (args.raw or not args.out.endswith('.onnx')):
-        raise ValueError(f'--benchmark measures whole models in .onnx; leave it out for {args.out}')
+        parser.error(f'--benchmark measures whole models in .onnx; leave it out for {args.out}')
     export(
         load_config(args.config, args.cfg_options) if args.config else None,
         args.checkpoint,
