@@ -11,8 +11,8 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
+from mmsoft.exporting import export
 from mmsoft.exporting.benchmark import compare_cost
-from mmsoft.exporting.export import export
 from mmsoft.exporting.parity import TOLERANCES
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument('--threads', type=int, default=2, help='of --benchmark (default 2)')
     args = parser.parse_args()
     if args.benchmark and (args.raw or not args.out.endswith('.onnx')):
-        raise ValueError(f'--benchmark measures whole models in .onnx; leave it out for {args.out}')
+        parser.error(f'--benchmark measures whole models in .onnx; leave it out for {args.out}')
     export(
         load_config(args.config, args.cfg_options) if args.config else None,
         args.checkpoint,
