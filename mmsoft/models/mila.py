@@ -233,4 +233,6 @@ FAMILY = Family(
     to_ours=_to_ours,
     to_published=_to_published,
     timm_cfg=_timm_cfg,
+    page='https://github.com/LeapLabTHU/MLLA',
+    fits='MLLA_T, S and B fit mila_tiny, small and base',
 )

@@ -282,4 +282,6 @@ FAMILY = Family(
     to_ours=_to_ours,
     to_published=_to_published,
     timm_cfg=_timm_cfg,
+    page='https://huggingface.co/aldjalkdf/RAVLT',
+    fits='RAVLT_T, S, B and L fit ravlt_tiny, small, base and large',
 )
