@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # what __getattr__ loads when it is first used
     from mmsoft import distillation as distillation
     from mmsoft import engine as engine
     from mmsoft import env as env
+    from mmsoft import exporting as exporting
     from mmsoft import layers as layers
     from mmsoft import models as models
     from mmsoft import ops as ops
@@ -48,6 +49,7 @@ _ROOMS = (
     'distillation',
     'engine',
     'env',
+    'exporting',
     'layers',
     'mmcv_ops',
     'models',

@@ -14,8 +14,8 @@ require('mmengine', 'mmcv')
 
 from mmengine.config import DictAction
 
-from mmsoft.engine.cli import run_tool
-from mmsoft.engine.config import load_config
+from mmsoft.engine.cli import add_img_size, numbers_joined, run_tool
+from mmsoft.engine.config import CONFIG_HELP, load_config
 from mmsoft.engine.demo import check_options
 from mmsoft.engine.launch import LAUNCHERS, part_processes
 from mmsoft.engine.own_data import DATA_HELP, folder_name
@@ -26,7 +26,7 @@ from mmsoft.engine.training import demo_report, train
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config')
+    parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument('--work-dir', help='logs and checkpoints; by default work_dirs/<name of the config>')
     parser.add_argument(
         '--resume',
@@ -64,13 +64,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         '--linear-probe', metavar='CHECKPOINT', help="train a classifier's new head only, on features of it"
     )
-    parser.add_argument(
-        '--img-size',
-        type=int,
-        nargs='+',
-        metavar='PIXELS',
-        help='another height and width of the pictures, or one number for both',
-    )
+    add_img_size(parser)
     parser.add_argument('--epochs', type=int, metavar='N', help='another length of the run; the schedule follows')
     parser.add_argument(
         '--batch', type=int, metavar='N', help='images of an iteration, in all processes together; see --auto-scale-lr'
@@ -86,7 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='resume from a pickle that may run code of whoever wrote it'
     )
-    return parser.parse_args()
+    return parser.parse_args(numbers_joined(sys.argv[1:]))
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ from .classification import AverageWeights
 from .conditions import conditions
 from .config import (
     check_data,
+    check_levels,
     check_pretrained,
     check_sizes,
     guard_files,
@@ -129,6 +130,8 @@ def train(
             _use_amp(cfg)
         if auto_scale_lr:
             _scale_lr(cfg)
+        if get_world_size() > 1 and not cfg.get('find_unused_parameters'):
+            check_levels(cfg)
         _report_data(cfg, 'train', 'val')
         if not cfg.get('resume'):
             _forget_faults(TrainingRunner, work_dir)
