@@ -5,6 +5,7 @@ Wang et al., "Pyramid Vision Transformer", ICCV 2021.
 """
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -64,7 +65,9 @@ class InLinePVT(Pyramid):
         super().__init__(arch.dims, STRIDES, arch.depths, **options)
         check_stages('mlp_ratios', mlp_ratios, len(STRIDES))
         self.arch, self.kernel, self.mlp_ratios = arch, choose('kernel', kernel, KERNELS), tuple(mlp_ratios)
-        self.embed_eps = embed_eps
+        if not isinstance(embed_eps, Real) or embed_eps <= 0:
+            raise ValueError(f'embed_eps must be above 0; got {embed_eps!r}')
+        self.embed_eps = float(embed_eps)
         self.build(self._stage)
 
     def _stage(self, index: int, drop_paths: list[float]) -> Stage:
