@@ -315,9 +315,11 @@ def test_make_chooses_what_is_asked_for(tmp_path, monkeypatch):
     plan = make('test', f'VENV={tmp_path}')
     pins = dict(text.split('==') for text in specifications()[1] if '==' in text)
     assert f"'torch=={pins['torch']}' 'torchvision{versions.vision_for(pins['torch'])}'" in plan
-    assert "-e '.[openmmlab,export,deploy,openvino,docs,dev]'" in plan
+    assert "-e '.[openmmlab,export,deploy,serve,openvino,docs,dev]'" in plan
     plan = make('-B', 'test', 'STACK=classic', 'TORCH=2.6.0')
-    assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,deploy,openvino,docs,dev]'" in plan
+    assert (
+        "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,deploy,serve,openvino,docs,dev]'" in plan
+    )
     assert '.venv-original-torch2.6.0/bin/python -m pytest' in plan
     run = subprocess.run(['make', 'install', 'STACK=new', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode

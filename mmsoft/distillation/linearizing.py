@@ -38,6 +38,7 @@ BASES = {
     'InLine-DeiT': 'inline_deit_tiny_300e_in1k',
     'InLine-PVT': 'inline_pvt_tiny_300e_in1k',
 }
+HEADS = ('head.fc.weight', 'head.weight', 'fc.weight', 'classifier.weight')  # last layers of classifiers
 TRANSFORM = ('mean', 'std', 'crop_pct', 'interpolation')
 
 
@@ -114,7 +115,7 @@ def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) 
         module = library_model(library, name, pretrained=True)
     else:
         weights = read_state_dict(checkpoint, trust)
-        head = next((weights[key] for key in ('head.fc.weight', 'head.weight') if key in weights), None)
+        head = next((weights[key] for key in HEADS if key in weights), None)
         options = {} if head is None else dict(num_classes=len(head))
         module = library_model(library, name, **options)
         load_whole(module, weights, checkpoint)
@@ -130,7 +131,8 @@ def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) 
 
 
 def _classes(module: Any) -> int:
-    return module.num_classes if hasattr(module, 'num_classes') else module.head.out_features
+    head = getattr(module, 'head', None) or getattr(module, 'fc', None)
+    return module.num_classes if hasattr(module, 'num_classes') else getattr(head, 'out_features', 1000)
 
 
 @dataclass
