@@ -303,6 +303,8 @@ def test_every_tool_explains_itself(tool, tmp_path):
     run = run_forked([str(ROOT / 'tools' / tool), '--help'], cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert 'usage:' in run.stdout
+    before_options = run.stdout.partition('\noptions:')[0]
+    assert f'\nfor example: python tools/{tool} ' in before_options  # tests/test_docs.py looks at what follows
 
 
 def make(*arguments):

@@ -77,6 +77,8 @@ def open_source(
     library, colon, name = teacher.partition(':')
     if colon and library in LIBRARIES:
         return _from_library(library, name, checkpoint, trust)
+    if checkpoint is None and teacher.endswith(('.py', '.json', '.yaml', '.yml')):
+        raise TeacherError(f'{teacher!r} is a config: give the checkpoint of its trained model behind it')
     if checkpoint is None:
         module = from_file(read_state_dict(teacher, trust))
         reading = read(module)
@@ -112,7 +114,7 @@ def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) 
     require(library)
     options: dict[str, Any] = {}
     if checkpoint is None:
-        module = library_model(library, name, pretrained=True)
+        module = _with_own_weights(library, name)
     else:
         weights = read_state_dict(checkpoint, trust)
         head = next((weights[key] for key in HEADS if key in weights), None)
@@ -128,6 +130,19 @@ def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) 
     return Source(
         None, module, dict(type='mmsoft.LibraryModel', library=library, name=name, **options), {}, {}, transform
     )
+
+
+def _with_own_weights(library: str, name: str) -> nn.Module:
+    try:
+        return library_model(library, name, pretrained=True)
+    except TeacherError:
+        raise
+    except Exception as error:  # of libraries that fetch from hubs
+        reason = str(error).split('\n')[0][:200]
+        raise TeacherError(
+            f'the weights of {library}:{name} cannot be fetched ({type(error).__name__}: {reason}): give a local file '
+            'behind the name'
+        ) from error
 
 
 def _classes(module: Any) -> int:

@@ -161,6 +161,7 @@ def test_bad_input_is_told_of(tmp_path):
     sizes = {'test_dataloader.dataset.pipeline.1.scale': (12, 12), 'model.data_preprocessor.pad_size_divisor': 1}
     refused('pixels, less than a window of 16', str(path), str(weights), options=sizes)
     refused("timm has no model 'swin_huge'; it has swin", 'timm:swin_huge', str(weights))
+    refused('is a config: give the checkpoint', str(path), None)
     refused('arch inline counts layers', str(path), str(weights), inline=(2, 1, 2, 1), kind=ValueError)
     resnet = {'model.backbone': dict(_delete_=True, type='ResNet', depth=18)}
     model = MODELS.build(dict(type='mmdet.ResNet', depth=18))
