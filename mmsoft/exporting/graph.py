@@ -102,6 +102,8 @@ def write_onnx(graph: ExportedProgram, whole: Whole, about: Mapping[str, Any], p
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise ExportError(f'ONNX has no operator for a part of the model: {first_line(error)}') from error
+    for node in program.model.graph.all_nodes():  # where in which file each node came from
+        node.metadata_props.clear()
     program.model.metadata_props[KEY] = described(about, opset=OPSET)
     with whole_file(path) as partial:
         program.save(partial)
