@@ -165,6 +165,8 @@ def test_what_windows_lacks_is_not_imported():
 def test_importing_is_light():
     run = python('import mmsoft, sys; print(sorted({m.split(".")[0] for m in sys.modules} & {"torch", "mmengine"}))')
     assert run.stdout == '[]\n', run.stderr
+    run = python('from mmsoft.deploy import load; import sys; print(sorted({"torch", "cv2"} & {*sys.modules}))')
+    assert run.stdout == '[]\n', run.stderr
     run = python('import mmsoft; print(mmsoft.SOFT.__name__, callable(mmsoft.checkpoints.from_published)); mmsoft.SOTF')
     assert run.stdout == 'SOFT True\n'
     assert "no attribute 'SOTF'; it has SOFT, SOFTClassifier, InLinePVT, InLinePVTClassifier," in run.stderr
@@ -301,6 +303,8 @@ def test_every_tool_explains_itself(tool, tmp_path):
     run = run_forked([str(ROOT / 'tools' / tool), '--help'], cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert 'usage:' in run.stdout
+    before_options = run.stdout.partition('\noptions:')[0]
+    assert f'\nfor example: python tools/{tool} ' in before_options  # tests/test_docs.py looks at what follows
 
 
 def make(*arguments):

@@ -1,4 +1,7 @@
-"""Make drawn softmax detectors and segmentors linear without labels; compare with their teachers and with scratch."""
+"""Make drawn softmax detectors and segmentors linear without labels; compare with their teachers and with scratch.
+
+for example: python tools/compare_linear.py --seeds 3 --out work_dirs/linear/linear.json
+"""
 
 import argparse
 import json
@@ -19,7 +22,7 @@ from mmsoft.engine.cli import run_tool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', type=int, default=1, help='teachers a task; each takes minutes')
     parser.add_argument('--tasks', nargs='+', default=list(CONFIGS), choices=CONFIGS)
     parser.add_argument('--epochs', type=int, default=EPOCHS, help='of the teacher, a multiple of 4')

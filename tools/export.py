@@ -1,4 +1,7 @@
-"""Export a model to one file that runs without torch and OpenMMLab, and show that it answers the same."""
+"""Export a model to one file that runs without torch and OpenMMLab, and show that it answers the same.
+
+for example: python tools/export.py epoch_12.pth --out model.onnx
+"""
 
 import argparse
 from pathlib import Path
@@ -17,7 +20,7 @@ from mmsoft.exporting.parity import TOLERANCES
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', nargs='?', help='by default the one that the checkpoint carries')
     parser.add_argument('checkpoint', help='.pth or .safetensors')
     parser.add_argument('--out', required=True, metavar='FILE', help='.onnx or .pt2')

@@ -1,7 +1,8 @@
 """What the GPU kernels become on real targets, without a GPU: registers, spilled bytes and shared memory.
 
-python tools/gpu_kernels.py            writes docs/gpu_kernels.md
-python tools/gpu_kernels.py --check    compiles anew and fails where a kernel exceeds its budget
+for example: python tools/gpu_kernels.py --check
+
+This compiles anew, and fails where a kernel exceeds its budget. Without --check it writes docs/gpu_kernels.md.
 """
 
 import argparse

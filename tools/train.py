@@ -1,4 +1,7 @@
-"""Train a model from a config file: on a CPU, on one GPU, or in many processes."""
+"""Train a model from a config file: on a CPU, on one GPU, or in many processes.
+
+for example: python tools/train.py configs/retinanet_soft_pp_small_1x_coco.py --data my_set/ --no-pretrained
+"""
 
 import argparse
 import sys
@@ -25,7 +28,7 @@ from mmsoft.engine.training import demo_report, train
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument('--work-dir', help='logs and checkpoints; by default work_dirs/<name of the config>')
     parser.add_argument(

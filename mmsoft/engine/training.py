@@ -56,7 +56,7 @@ from .own_data import use_own_data
 from .parts import kind_of
 from .results import dump_whole, write_whole
 from .resuming import unwrapped
-from .runner import PARTIAL, Runner, latest_checkpoint
+from .runner import PARTIAL, Runner, latest_checkpoint, was_trained_in
 from .schedules import set_length
 from .tasks import CLASSIFICATION, has_regions, task_of
 from .watching import check_equal, in_company
@@ -220,7 +220,6 @@ def evaluate(
     if sizes and (out or drawings):
         raise ValueError('--sizes gives a table; for --out and --show-dir test one size, with --cfg-options')
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
-    cfg.resume, cfg.load_from = False, None
     if data:
         use_own_data(cfg, data, work_dir, checkpoint, trust_checkpoint)
     model = model_for(cfg, load(checkpoint, trust_checkpoint))
@@ -255,9 +254,9 @@ def evaluate(
 
 
 def run_folder(checkpoint: str) -> str | None:
-    """The work directory of the run that wrote a checkpoint, if it lies there: MMEngine has left its note beside it."""
+    """The work directory of the run that wrote a checkpoint, if it lies there."""
     folder = Path(checkpoint).parent
-    return str(folder) if Path(checkpoint).is_file() and (folder / 'last_checkpoint').is_file() else None
+    return str(folder) if Path(checkpoint).is_file() and was_trained_in(folder) else None
 
 
 def _test_at(runner: EvaluationRunner, size: int) -> dict[str, float]:
