@@ -7,7 +7,8 @@ import pytest
 from helpers import ROOT, first_on_path
 
 from mmsoft import cli
-from mmsoft.engine.config import load_config
+from mmsoft.engine.config import is_config, load_config
+from mmsoft.files import shipped
 
 
 def mmsoft(*arguments, cwd):
@@ -52,6 +53,24 @@ def test_a_command_runs_from_anywhere(tmp_path):
     run = mmsoft('flops', 'own/retinanet_soft_pp_tiny_1x_coco.py', '--shape', 64, 96, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert 'bbox_head' in run.stdout
+
+
+def test_a_shipped_config_is_found_by_its_name(tmp_path, monkeypatch):
+    """Away from a checkout as well; a file of one's own goes first, and a path that is wrong finds no other file."""
+    monkeypatch.chdir(tmp_path)
+    name = 'retinanet_soft_pp_small_1x_coco'
+    for word in (name, f'configs/{name}.py'):
+        assert is_config(word)
+        assert load_config(word).filename == str(shipped('configs') / f'{name}.py')
+    (tmp_path / 'configs').mkdir()
+    (tmp_path / 'configs' / f'{name}.py').write_text('model = dict(type="Own")\n')
+    assert load_config(f'configs/{name}.py').model.type == 'Own'
+    for word in (f'{name}.py', f'elsewhere/{name}.py', tmp_path / name, 'retinanet_softpp_small_1x'):
+        with pytest.raises(FileNotFoundError, match=rf'does not exist .*; shipped, and found by name: {name}'):
+            load_config(word)
+    with pytest.raises(FileNotFoundError, match=r"config 'epoch_1\.pth' does not exist \(working directory '[^;]*'\)$"):
+        load_config('epoch_1.pth')
+    assert not is_config('epoch_1.pth')
 
 
 def test_configs_are_listed_and_copied_whole(tmp_path, monkeypatch, capsys):

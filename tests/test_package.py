@@ -165,6 +165,8 @@ def test_what_windows_lacks_is_not_imported():
 def test_importing_is_light():
     run = python('import mmsoft, sys; print(sorted({m.split(".")[0] for m in sys.modules} & {"torch", "mmengine"}))')
     assert run.stdout == '[]\n', run.stderr
+    run = python('from mmsoft.deploy import load; import sys; print(sorted({"torch", "cv2"} & {*sys.modules}))')
+    assert run.stdout == '[]\n', run.stderr
     run = python('import mmsoft; print(mmsoft.SOFT.__name__, callable(mmsoft.checkpoints.from_published)); mmsoft.SOTF')
     assert run.stdout == 'SOFT True\n'
     assert "no attribute 'SOTF'; it has SOFT, SOFTClassifier, InLinePVT, InLinePVTClassifier," in run.stderr
@@ -317,9 +319,11 @@ def test_make_chooses_what_is_asked_for(tmp_path, monkeypatch):
     plan = make('test', f'VENV={tmp_path}')
     pins = dict(text.split('==') for text in specifications()[1] if '==' in text)
     assert f"'torch=={pins['torch']}' 'torchvision{versions.vision_for(pins['torch'])}'" in plan
-    assert "-e '.[openmmlab,export,deploy,openvino,docs,dev]'" in plan
+    assert "-e '.[openmmlab,export,deploy,serve,openvino,docs,dev]'" in plan
     plan = make('-B', 'test', 'STACK=classic', 'TORCH=2.6.0')
-    assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,deploy,openvino,docs,dev]'" in plan
+    assert (
+        "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,deploy,serve,openvino,docs,dev]'" in plan
+    )
     assert '.venv-original-torch2.6.0/bin/python -m pytest' in plan
     run = subprocess.run(['make', 'install', 'STACK=new', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode

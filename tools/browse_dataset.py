@@ -13,13 +13,13 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.browse import browse
 from mmsoft.engine.cli import run_tool
-from mmsoft.engine.config import load_config
+from mmsoft.engine.config import CONFIG_HELP, load_config
 from mmsoft.engine.own_data import DATA_HELP, check_options
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config')
+    parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument('--out-dir', required=True, metavar='FOLDER')
     parser.add_argument('--mode', choices=('train', 'val', 'test'), default='train')
     parser.add_argument('--count', type=int, default=20, help='of samples, spread evenly (default 20)')

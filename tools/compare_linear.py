@@ -5,7 +5,12 @@ for example: python tools/compare_linear.py --seeds 3 --out work_dirs/linear/lin
 
 import argparse
 import json
+import sys
 from pathlib import Path
+
+from mmsoft.engine.preemption import Preempted, request
+
+request.listen()  # a signal ends the run after an iteration, and the same command goes on
 
 from mmsoft.versions import require
 
@@ -26,7 +31,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.seeds < 1 or args.epochs < 4 or args.epochs % 4:
         raise SystemExit(f'error: --seeds must be 1 or more, --epochs a multiple of 4; got {args.seeds}, {args.epochs}')
-    found = study(Path(args.work_dir), range(args.seeds), args.tasks, args.epochs)
+    try:
+        found = study(Path(args.work_dir), range(args.seeds), args.tasks, args.epochs)
+    except Preempted as stop:
+        sys.exit(f'{stop}; run the same command again to go on')
     print(study_table(found))
     if args.out:
         content = dict(epochs=args.epochs, seeds=args.seeds, scores=found)

@@ -4,6 +4,7 @@ for example: python tools/export.py epoch_12.pth --out model.onnx
 """
 
 import argparse
+from pathlib import Path
 
 from mmsoft.versions import require
 
@@ -13,7 +14,8 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
-from mmsoft.exporting.export import export
+from mmsoft.exporting import export
+from mmsoft.exporting.benchmark import compare_cost
 from mmsoft.exporting.parity import TOLERANCES
 
 
@@ -35,7 +37,11 @@ def main() -> None:
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
     )
+    parser.add_argument('--benchmark', action='store_true', help="then time and memory beside the checkpoint's")
+    parser.add_argument('--threads', type=int, default=2, help='of --benchmark (default 2)')
     args = parser.parse_args()
+    if args.benchmark and (args.raw or not args.out.endswith('.onnx')):
+        parser.error(f'--benchmark measures whole models in .onnx; leave it out for {args.out}')
     export(
         load_config(args.config, args.cfg_options) if args.config else None,
         args.checkpoint,
@@ -46,6 +52,8 @@ def main() -> None:
         None if args.config else args.cfg_options,
         args.raw,
     )
+    if args.benchmark:
+        print(compare_cost(args.checkpoint, Path(args.out), args.config, args.threads))
     print(f'{args.out} is written; see docs/deploy.md on how to run it')
 
 

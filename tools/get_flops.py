@@ -13,12 +13,12 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.complexity import count_parts, parts_table
-from mmsoft.engine.config import load_config
+from mmsoft.engine.config import CONFIG_HELP, load_config
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config')
+    parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument(
         '--shape', type=int, nargs=2, metavar=('H', 'W'), help="by default the test pipeline's; of ADE20K 512 x 512"
     )

@@ -12,11 +12,9 @@ require('mmengine', 'mmcv')
 from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
-from mmsoft.engine.config import load_config
+from mmsoft.engine.config import is_config, load_config
 from mmsoft.engine.predict import predict
 from mmsoft.files import shown
-
-CONFIGS = ('.py', '.json', '.yaml', '.yml')
 
 
 def main() -> None:
@@ -37,7 +35,7 @@ def main() -> None:
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
     )
     args = parser.parse_args()
-    if args.config and not args.config.endswith(CONFIGS):  # what is left out is the config
+    if args.config and not is_config(args.config):  # what is left out is the config
         args.config, args.checkpoint, args.inputs = None, args.config, [args.checkpoint, *args.inputs]
     summary = predict(
         load_config(args.config, args.cfg_options) if args.config else None,

@@ -15,12 +15,12 @@ require('mmengine')
 from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
-from mmsoft.engine.config import load_config
+from mmsoft.engine.config import CONFIG_HELP, load_config
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config')
+    parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
     )

@@ -13,7 +13,7 @@ require('mmengine', 'mmcv')
 from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
-from mmsoft.engine.config import load_config
+from mmsoft.engine.config import CONFIG_HELP, load_config
 from mmsoft.engine.demo import check_options
 from mmsoft.engine.launch import LAUNCHERS, part_processes
 from mmsoft.engine.own_data import DATA_HELP, folder_name
@@ -23,7 +23,7 @@ from mmsoft.engine.training import evaluate, run_folder
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config')
+    parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument('checkpoint', help='.pth or .safetensors')
     parser.add_argument(
         '--work-dir',

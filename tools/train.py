@@ -17,8 +17,8 @@ require('mmengine', 'mmcv')
 
 from mmengine.config import DictAction
 
-from mmsoft.engine.cli import run_tool
-from mmsoft.engine.config import load_config
+from mmsoft.engine.cli import add_img_size, numbers_joined, run_tool
+from mmsoft.engine.config import CONFIG_HELP, load_config
 from mmsoft.engine.demo import check_options
 from mmsoft.engine.launch import LAUNCHERS, part_processes
 from mmsoft.engine.own_data import DATA_HELP, folder_name
@@ -29,7 +29,7 @@ from mmsoft.engine.training import demo_report, train
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config')
+    parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument('--work-dir', help='logs and checkpoints; by default work_dirs/<name of the config>')
     parser.add_argument(
         '--resume',
@@ -50,6 +50,12 @@ def parse() -> argparse.Namespace:
         help='also save when the last checkpoint is so old, and keep the newest of these: a time such as 90s, 15min or '
         '2h, or iterations such as 500it',
     )
+    parser.add_argument(
+        '--layer-decay',
+        type=float,
+        metavar='FACTOR',
+        help='lr of a layer of the backbone over that of the layer above it, as 0.8',
+    )
     parser.add_argument('--amp', action='store_true', help='mixed precision: float16 on a GPU, bfloat16 on a CPU')
     parser.add_argument('--auto-scale-lr', action='store_true', help='scale the lr to the batch of all processes')
     parser.add_argument(
@@ -61,13 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         '--linear-probe', metavar='CHECKPOINT', help="train a classifier's new head only, on features of it"
     )
-    parser.add_argument(
-        '--img-size',
-        type=int,
-        nargs='+',
-        metavar='PIXELS',
-        help='another height and width of the pictures, or one number for both',
-    )
+    add_img_size(parser)
     parser.add_argument('--epochs', type=int, metavar='N', help='another length of the run; the schedule follows')
     parser.add_argument(
         '--batch', type=int, metavar='N', help='images of an iteration, in all processes together; see --auto-scale-lr'
@@ -83,7 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='resume from a pickle that may run code of whoever wrote it'
     )
-    return parser.parse_args()
+    return parser.parse_args(numbers_joined(sys.argv[1:]))
 
 
 def main() -> None:
@@ -112,6 +112,7 @@ def main() -> None:
             img_size=args.img_size,
             save_every=args.save_every,
             resume_anyway=args.resume_anyway,
+            layer_decay=args.layer_decay,
             data=args.data,
             epochs=args.epochs,
             batch=args.batch,

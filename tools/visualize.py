@@ -15,9 +15,9 @@ from mmengine.config import DictAction
 
 from mmsoft.engine import visualize
 from mmsoft.engine.cli import run_tool
+from mmsoft.engine.config import is_config
 from mmsoft.visualization.newton import COUNTS, STEPS
 
-CONFIGS = ('.py', '.json', '.yaml', '.yml')
 KINDS = dict(
     attention="what query points attend to, in the last layer of each stage (SOFT's Figures 4 and 7)",
     newton="how fast Newton's iteration inverts A, by stage (SOFT's Figure 5)",
@@ -32,7 +32,7 @@ KINDS = dict(
 
 def main() -> None:
     args = _arguments()
-    if args.config and not args.config.endswith(CONFIGS):  # what is left out is the config
+    if args.config and not is_config(args.config):  # what is left out is the config
         args.config, args.checkpoint, args.inputs = None, args.config, [args.checkpoint, *args.inputs]
     options = dict(device=args.device, trust=args.trust_checkpoint, options=args.cfg_options)
     files = visualize.pictures_of(args.inputs, args.most)

@@ -5,12 +5,13 @@ import importlib
 import io
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mmsoft.files import disk_is_full, shown
 
 PACKAGE = Path(__file__).parent.parent
+IMG_SIZE = '--img-size'
 TOLD = (OSError, ValueError, RuntimeError, ImportError, TypeError)
 
 
@@ -31,6 +32,35 @@ def run_tool(main: Callable[[], None], tools: Path | None = None) -> None:
         if told is None:
             raise
         sys.exit(shown(f'error: {told}', keep='\n'))
+
+
+def add_img_size(parser: argparse.ArgumentParser) -> None:
+    """``--img-size``, one number or two; ``numbers_joined`` makes one word of them."""
+    parser.add_argument(
+        IMG_SIZE,
+        type=_sides,
+        metavar='PIXELS',
+        help='another height and width of the pictures, as in --img-size 320 480, or one number for both',
+    )
+
+
+def numbers_joined(words: Sequence[str], option: str = IMG_SIZE) -> list[str]:
+    """``--img-size 320 480 config.py`` with ``320x480``: argparse would take any number of words, the config too."""
+    joined: list[str] = []
+    for word in words:
+        before = joined[-2] if len(joined) > 1 else ''
+        if word.isdecimal() and len(before) > 2 and option.startswith(before):
+            joined[-1] += f'x{word}'
+        else:
+            joined.append(word)
+    return joined
+
+
+def _sides(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split('x')))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f'a height and a width, or one number for both; got {text!r}') from error
 
 
 def add_import(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from mmsoft.checkpoints import CheckpointError
 from mmsoft.datasets.layout import check_dataset, check_evaluator, class_count, leaf_datasets
+from mmsoft.files import shipped
 from mmsoft.models.archs import STRIDES
 from mmsoft.models.backbone import Backbone, is_pretrained
 from mmsoft.models.family import our_family
@@ -25,6 +27,7 @@ from .plain import plain_config
 from .sizes import resize_pictures
 from .tasks import CLASSIFICATION, task_of
 
+CONFIG_HELP = 'a file, or the name of a shipped config (see mmsoft configs)'
 LEAST_IMAGE = STRIDES[-1]  # pixels of a side that make one token of the last stage
 # What reads pickles by itself, past our readers: type of a part of a config -> what it reads.
 _PICKLE_READERS = dict(OpenImagesChallengeDataset='its hierarchy file', DODDataset='its annotations')
@@ -37,9 +40,11 @@ RUNNER_KEYS = (
 
 
 def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> Config:
-    """A config file with ``key=value`` options merged; ``data_root=...`` moves every path under the old root."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f'config {str(path)!r} does not exist (working directory {str(Path.cwd())!r})')
+    """A config, by its file or its shipped name, with ``key=value`` options merged.
+
+    ``data_root=...`` moves every path under the old root.
+    """
+    path = find_config(path)
     if os.environ.get('MMSOFT_DATA') == '':
         raise ValueError('MMSOFT_DATA is set but empty; set it to the folder that holds the data sets, or unset it')
     read_without_code()
@@ -55,6 +60,24 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
                 'set the data_root of each data loader instead'
             )
     return cfg
+
+
+def find_config(path: str | Path) -> Path:
+    """The file; if there is none, the shipped config that is called so: ``NAME``, or ``configs/NAME.py``."""
+    path = Path(path)
+    if path.is_file():
+        return path
+    names = [file.stem for file in sorted(shipped('configs').glob('*.py'))]
+    if path.stem in names and path in (Path(path.stem), Path('configs', f'{path.stem}.py')):
+        return shipped('configs') / f'{path.stem}.py'
+    near = get_close_matches(path.stem, names, 3)
+    hint = f'; shipped, and found by name: {", ".join(near)}' if near else ''
+    raise FileNotFoundError(f'config {str(path)!r} does not exist (working directory {str(Path.cwd())!r}){hint}')
+
+
+def is_config(word: str) -> bool:
+    """Whether a command line names a config here, and not a checkpoint."""
+    return word.endswith(('.py', '.json', '.yaml', '.yml')) or (shipped('configs') / f'{word}.py').is_file()
 
 
 def _leaves(cfg: Config) -> Iterator[ConfigDict]:

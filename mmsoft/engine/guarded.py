@@ -17,7 +17,7 @@ from mmsoft.datasets.layout import leaf_datasets
 from .config import trust_pretrained, without_pretrained
 from .hooks import AverageLosses, ReportFaults, SeedEachIteration, StopAtInvalidLoss
 from .parts import kind_of, pipelines
-from .runner import Runner
+from .runner import Runner, was_trained_in
 from .saving import MakeUpValidation, SaveAnywhere
 from .schedules import fitted
 from .tasks import task_of
@@ -78,9 +78,17 @@ class GuardedRunner(Runner):
 
 
 class EvaluationRunner(GuardedRunner):
-    """Tests a checkpoint, with metrics of its own."""
+    """Tests a checkpoint, with metrics of its own; a config that a training has left in the work directory stays."""
 
     faults = 'test_faults.jsonl'
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """The checkpoint to test is named: whatever the config starts from or goes on with is not read."""
+        super().__init__(*args, **dict(options, resume=False, load_from=None))
+
+    def dump_config(self) -> None:
+        if not was_trained_in(self.work_dir):
+            super().dump_config()
 
     def take_model(self, model: Mapping) -> None:
         """In place of the config's, which stays as it is written."""

@@ -37,6 +37,7 @@ from .preemption import protect
 from .resuming import average_of_mmengine, own_files_only, take_gradients, take_own_buffers
 
 PARTIAL = '.part'  # a checkpoint while it is being written
+NOTE = 'last_checkpoint'  # of MMEngine, beside the checkpoints of a run
 
 
 class Runner(runner.Runner):
@@ -295,7 +296,7 @@ def latest_checkpoint(work_dir: str | Path) -> Path | None:
     of one's own choice.
     """
     found = [path for path in Path(work_dir).glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+\.pth', path.name)]
-    note = Path(work_dir, 'last_checkpoint')
+    note = Path(work_dir, NOTE)
     if note.is_file() and note.read_text().strip():
         path = Path(note.read_text().strip())
         if path.is_file():
@@ -304,6 +305,11 @@ def latest_checkpoint(work_dir: str | Path) -> Path | None:
             raise CheckpointError(f'{str(note)!r} names {str(path)!r}, which is gone: give a checkpoint to --resume')
     numbers = {path: [int(number) for number in re.findall(r'\d+', path.stem)[-1:]] for path in found}
     return max(found, key=lambda path: (path.stat().st_mtime_ns, numbers[path]), default=None)
+
+
+def was_trained_in(work_dir: str | Path) -> bool:
+    """Whether a run has written checkpoints here."""
+    return Path(work_dir, NOTE).is_file()
 
 
 @OPTIM_WRAPPERS.register_module()

@@ -50,12 +50,13 @@ from .guarded import EvaluationRunner, GuardedRunner, TrainingRunner
 from .heads import fit_heads
 from .hooks import DrawPredictions
 from .launch import start_processes
+from .layer_decay import use_layer_decay
 from .lock import lock_work_dir
 from .own_data import use_own_data
 from .parts import kind_of
 from .results import dump_whole, write_whole
 from .resuming import unwrapped
-from .runner import PARTIAL, Runner, latest_checkpoint
+from .runner import PARTIAL, Runner, latest_checkpoint, was_trained_in
 from .schedules import set_length
 from .tasks import CLASSIFICATION, has_regions, task_of
 from .watching import check_equal, in_company
@@ -81,6 +82,7 @@ def train(
     img_size: int | Sequence[int] | None = None,
     save_every: str | None = None,
     resume_anyway: bool = False,
+    layer_decay: float | None = None,
     data: str | None = None,
     epochs: int | None = None,
     batch: int | None = None,
@@ -104,6 +106,8 @@ def train(
         if resume is None and cfg.get('resume') and not cfg.get('load_from'):
             resume = 'auto'
         source = _source(cfg, resume)
+        if layer_decay is not None:
+            use_layer_decay(cfg.optim_wrapper, layer_decay)
         options = (amp, auto_scale_lr, pretrained, demo, seed, fine_tune, linear_probe, img_size, save_every)
         check_equal(dict(conditions(cfg), options=(*options, epochs, batch), resume=source))
         randomness = dict(cfg.get('randomness') or {})
@@ -216,7 +220,6 @@ def evaluate(
     if sizes and (out or drawings):
         raise ValueError('--sizes gives a table; for --out and --show-dir test one size, with --cfg-options')
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
-    cfg.resume, cfg.load_from = False, None
     if data:
         use_own_data(cfg, data, work_dir, checkpoint, trust_checkpoint)
     model = model_for(cfg, load(checkpoint, trust_checkpoint))
@@ -251,9 +254,9 @@ def evaluate(
 
 
 def run_folder(checkpoint: str) -> str | None:
-    """The work directory of the run that wrote a checkpoint, if it lies there: MMEngine has left its note beside it."""
+    """The work directory of the run that wrote a checkpoint, if it lies there."""
     folder = Path(checkpoint).parent
-    return str(folder) if Path(checkpoint).is_file() and (folder / 'last_checkpoint').is_file() else None
+    return str(folder) if Path(checkpoint).is_file() and was_trained_in(folder) else None
 
 
 def _test_at(runner: EvaluationRunner, size: int) -> dict[str, float]:

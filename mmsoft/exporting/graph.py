@@ -102,6 +102,8 @@ def write_onnx(graph: ExportedProgram, whole: Whole, about: Mapping[str, Any], p
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise ExportError(f'ONNX has no operator for a part of the model: {first_line(error)}') from error
+    for node in program.model.graph.all_nodes():  # where in which file each node came from
+        node.metadata_props.clear()
     program.model.metadata_props[KEY] = described(about, opset=OPSET)
     with whole_file(path) as partial:
         program.save(partial)
@@ -110,6 +112,11 @@ def write_onnx(graph: ExportedProgram, whole: Whole, about: Mapping[str, Any], p
 
 def write_pt2(graph: ExportedProgram, about: Mapping[str, Any], path: Path) -> None:
     """torch's own file, for Python, C++ and AOTInductor; a whole one, or none. ``extra_files`` has the metadata."""
+    for node in list(graph.graph.nodes):  # of strides and copies, which eager code chooses anew, and ONNX has none of
+        if node.target is torch.ops.aten._assert_scalar.default:
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.graph_module.recompile()
     with whole_file(path) as partial, partial.open('wb') as stream:
         torch.export.save(graph, stream, extra_files={KEY: described(about)})
 

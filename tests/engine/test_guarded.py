@@ -33,10 +33,14 @@ def test_what_is_kept_is_what_was_written_and_asked_for(tmp_path):
         changed = {key for key in {*kept, *written} if kept.get(key, ...) != written.get(key, ...)}
         assert changed <= {*OF_THE_COMMAND, *OF_OURS}
         assert {key: kept[key] for key in asked} == asked
-    evaluate(load_config(file), f'{folder}/epoch_1.pth', work_dir=str(tmp_path / 'test'), out=str(tmp_path / 'all.pkl'))
+    started = load_config(file, dict(load_from='gone.pth'))
+    evaluate(started, f'{folder}/epoch_1.pth', work_dir=str(tmp_path / 'test'), out=str(tmp_path / 'all.pkl'))
     tested = Config.fromfile(tmp_path / 'test' / 'small.py').to_dict()
+    assert tested['load_from'] == 'gone.pth'  # which a test has no use for
     changed = {key for key in {*tested, *written} if tested.get(key, ...) != written.get(key, ...)}
     assert changed <= {*OF_THE_COMMAND, *OF_OURS}
+    evaluate(load_config(file), f'{folder}/epoch_1.pth', work_dir=folder)
+    assert (tmp_path / 'run' / 'small.py').read_text() == texts[0]
 
 
 def test_a_config_may_bring_hooks_of_its_own_in_place_of_ours(tmp_path):

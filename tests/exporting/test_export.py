@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from helpers import ROOT
 from mmengine.registry import MODELS, init_default_scope
 from small_runs import small_config
 
@@ -13,8 +14,8 @@ from mmsoft.deploy import ModelFileError, load
 from mmsoft.deploy.runtimes import KEY
 from mmsoft.engine.predict import predict
 from mmsoft.engine.predictor import Predictor
+from mmsoft.exporting import export
 from mmsoft.exporting.building import ExportError, whole_model
-from mmsoft.exporting.export import export
 from mmsoft.exporting.parity import TOLERANCES, compare_answers
 
 
@@ -30,18 +31,23 @@ def spread(model):
             torch.nn.init.normal_(part.weight, std=0.05)
 
 
-@pytest.fixture(scope='module', params=['retinanet', 'mask_rcnn', 'upernet', 'classifier'])
-def exported(request, tmp_path_factory):
-    """A narrow model's checkpoint, and its file."""
-    folder = tmp_path_factory.mktemp(request.param)
-    cfg = small_config(request.param, folder)
+def checkpoint_of(method, folder):
+    """A narrow model at random."""
+    cfg = small_config(method, folder)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     torch.manual_seed(0)
     model = MODELS.build(cfg.model)
     model.init_weights()
     spread(model)
     torch.save(dict(state_dict=model.state_dict(), meta=dict(cfg=cfg.pretty_text)), folder / 'model.pth')
-    export(None, str(folder / 'model.pth'), folder / 'model.onnx')
+    return str(folder / 'model.pth')
+
+
+@pytest.fixture(scope='module', params=['retinanet', 'mask_rcnn', 'upernet', 'classifier'])
+def exported(request, tmp_path_factory):
+    """A folder with a checkpoint and its file."""
+    folder = tmp_path_factory.mktemp(request.param)
+    export(None, checkpoint_of(request.param, folder), folder / 'model.onnx')
     return folder
 
 
@@ -132,3 +138,19 @@ def test_a_foreign_part_is_refused(tmp_path):
     built = SimpleNamespace(cfg=cfg, model=MODELS.build(cfg.model), task=task_of(cfg))
     with pytest.raises(ExportError, match='the test pipeline has the step Pad, which no file repeats'):
         whole_model(built)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_half_precision_stays_finite(tmp_path):
+    (row, *_) = export(None, checkpoint_of('classifier', tmp_path), tmp_path / 'half.onnx', precision='fp16')
+    assert row.labels == 1
+    stored = onnx.load(tmp_path / 'half.onnx')
+    halves = [np.prod(w.dims) for w in stored.graph.initializer if w.data_type == onnx.TensorProto.FLOAT16]
+    assert sum(halves) > 0.9 * sum(np.prod(weight.dims) for weight in stored.graph.initializer)
+    assert str(ROOT) not in str(stored), 'paths of the machine that made the file'
+    model = load(tmp_path / 'half.onnx')
+    pixels = np.random.default_rng(5).uniform(0, 255, (1, 3, *model.steps['crop'])).astype(np.float32)
+    for factor in (0, 1000):
+        (found,) = model.run(factor * pixels, (1, 1))
+        assert np.isfinite(found.scores).all()

@@ -39,6 +39,9 @@ def narrow_model(model: ConfigDict) -> None:
     kind = model.backbone.type
     model.backbone.arch = arch = DOUBLING if 'Swin' in kind else PLAIN if 'DeiT' in kind else MINI
     dims = list(arch['dims'])
+    if len(dims) == 1:  # the levels of its pyramid that the config asks for
+        dims = [dims[0] // part for part in (4, 2, 1, 1)]
+        dims = [dims[index] for index in model.backbone.get('out_indices', range(4))]
     if 'neck' in model:
         model.neck.update(in_channels=dims, out_channels=32)
         for head in (model.get('bbox_head'), model.get('rpn_head')):

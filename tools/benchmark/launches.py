@@ -20,6 +20,8 @@ MODELS = (
     'inline_swin_tiny',
     'inline_cswin_tiny',
     'inline_deit_tiny',
+    'mila_tiny',
+    'ravlt_tiny',
     'swin_tiny',
     'convnext_tiny',
     'pvtv2_b2',

@@ -14,7 +14,7 @@ from .launch import PRECISION, block, operator, wrap_triton
 
 MAX_LANDMARKS = 64
 WARPS = 8
-# On AMD a gradient's matrices stay in registers, of which warps of 64 threads have enough: its barriers do not order
+# On AMD a gradient's matrices stay in registers, of which warps of 64 threads have enough: barriers do not order there
 # what threads hand to each other through memory. On NVIDIA's GPUs they lie in memory, as registers would spill.
 REGISTERS = bool(torch.version.hip)
 
