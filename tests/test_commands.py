@@ -1,12 +1,18 @@
-"""The commands of the documentation and of --help: each names a tool, options and configs that are there."""
+"""The commands of the documentation and of --help name what is there; those of a new user's pages run."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import own_sets
 import pytest
+import torch
+from forking import run_forked
 from helpers import ROOT, TOOLS
+from mmengine.registry import MODELS, init_default_scope
+from small_runs import ENVIRONMENT, dump, small_checkpoint, small_config
 
 from mmsoft.cli import OWN, SCRIPTS
 
@@ -17,20 +23,21 @@ BLOCK, INLINE = re.compile(r'^ *```bash\n(.*?)```', re.M | re.S), re.compile(r'`
 DOCSTRING = re.compile(r'^for example: (.+)$', re.M)
 
 
-def commands(place: Path) -> Iterator[str]:
-    """The lines of bash blocks, code within a sentence, and the example of a tool."""
+def commands(place: Path, inline: bool = True) -> Iterator[str]:
+    """The lines of bash blocks, code within a sentence if ``inline``, and the example of a tool."""
     text = place.read_text(encoding='utf-8')
     if place.suffix == '.py':
         yield from DOCSTRING.findall(text)
         return
     for block in BLOCK.findall(text):
         yield from block.replace('\\\n', ' ').splitlines()
-    yield from INLINE.findall(BLOCK.sub('', text))
+    if inline:
+        yield from INLINE.findall(BLOCK.sub('', text))
 
 
-def calls(place: Path) -> Iterator[tuple[Path, list[str]]]:
+def calls(place: Path, inline: bool = True) -> Iterator[tuple[Path, list[str]]]:
     """The script and the arguments of each command that is one of ours."""
-    for command in commands(place):
+    for command in commands(place, inline):
         found = SCRIPT.match(command.strip())
         if found:
             script, name = found.groups()
@@ -66,3 +73,64 @@ def test_commands_are_found():
     assert all([*calls(tool)] for tool in TOOLS.glob('*.py'))
     assert '--fine-tune' in options(TOOLS / 'slurm_train.sh')
     assert '--data' not in options(TOOLS / 'predict.py')
+
+
+SWIN = dict(type='mmdet.SwinTransformer', embed_dims=16, depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8), window_size=4)
+SHORT = ('--steps', '1', '1', '--batch-size', '2', '--workers', '0', '--no-report')
+
+
+# Page -> the kind of model, its narrow config, and that of a teacher with softmax.
+USED = {
+    'README': ('retinanet', 'configs/retinanet_soft_pp_small_1x_coco', 'swin_config'),
+    'docs/quickstart': ('retinanet', 'retinanet_soft_pp_small_1x_coco', None),
+    'docs/own_data': ('mask_rcnn', 'configs/mask_rcnn_soft_pp_tiny_1x_coco', None),
+    'docs/linearize': ('mask_rcnn', None, 'mask-rcnn_swin-t_config'),
+    'docs/deploy': ('classifier', None, None),
+}
+
+
+def new_user(page, place):
+    """In a folder what the page names: narrow configs, data, pictures, checkpoints."""
+    method, config, teacher = USED[page]
+    for index, (image, _) in enumerate(own_sets.drawn(2)):
+        own_sets.write_picture(place / 'photos' / f'{index}.jpg', image)
+    own_sets.coco(place / 'my_set', 6)
+    if page in ('docs/own_data', 'docs/deploy'):
+        small_checkpoint(method, place / 'world')[1].rename(place / 'epoch_12.pth')
+    cfg = small_config(method, place / 'world', train=4, epochs=12)
+    if config:
+        dump(cfg, (place / config).parent, Path(config).name)
+    if teacher:
+        cfg.model.backbone, cfg.model.neck.in_channels = dict(SWIN), [16, 32, 64, 128]
+        dump(cfg, place, teacher)
+        init_default_scope(cfg.default_scope)
+        weights = dict(state_dict=MODELS.build(cfg.model).state_dict())
+        torch.save(weights, place / ('swin.pth' if page == 'README' else 'epoch_12.pth'))
+
+
+@pytest.mark.slow
+def test_the_commands_of_a_new_users_pages_run(tmp_path):
+    typed = []
+    for page in USED:
+        new_user(page, tmp_path / page)
+        for script, arguments in calls(ROOT / f'{page}.md', inline=False):
+            downloads = any(argument.startswith('timm:') for argument in arguments)
+            if downloads or (page, script.stem) == ('README', 'export'):  # which is deploy's, and takes longest
+                continue
+            short = SHORT if script.stem == 'linearize' else ()
+            copied = ['copied' if argument == '.' else argument for argument in arguments]  # the narrow one stays
+            typed.append((str(tmp_path / page), str(script), [*copied, *short]))
+    assert len(typed) >= 17
+    done = run_forked([str(ROOT / 'tests/support/typed.py'), json.dumps(typed)], environments=[ENVIRONMENT])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    assert len([*tmp_path.glob('docs/own_data/work_dirs/mask_rcnn_*my_set/epoch_12.pth')]) == 2
+    made = [
+        *('README/run/metrics.json', 'README/found/results.json', 'README/linear/linear.pth'),
+        'docs/quickstart/copied/retinanet_soft_pp_small_1x_coco.py',
+        'docs/quickstart/found/results.json',
+        'docs/own_data/looked',
+        'docs/own_data/found/results.json',
+        'docs/deploy/found/results.json',
+        'docs/linearize/linear/linear.pth',
+    ]
+    assert [name for name in made if not (tmp_path / name).exists()] == []
