@@ -274,7 +274,7 @@ def test_every_broken_mmcv_is_named_with_what_mends_it(tmp_path):
 def specifications():
     """What pyproject.toml asks for, and what requirements.txt pins."""
     project = (ROOT / 'pyproject.toml').read_text().partition('[tool.')[0]
-    asked = re.findall(r'"([\w.-]+(?:[<>=~].*?)?)"[,\]]', project[project.index('dependencies = ') :])
+    asked = re.findall(r'"([\w.-]+(?:\[\w+\])?(?:[<>=~].*?)?)"[,\]]', project[project.index('dependencies = ') :])
     lines = (ROOT / 'requirements.txt').read_text().splitlines()
     return asked, [text for text in lines if text and not text.startswith('#')]
 
