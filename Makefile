@@ -15,7 +15,7 @@ VENV := $(or $(VENV),.venv$(if $(filter original,$(STACK)),-original)$(if $(TORC
 PY := $(VENV)/bin/python
 USED := $(or $(wildcard $(PY)),$(PYTHON))
 STAMP := $(VENV)/.stamp-$(STACK)$(if $(TORCH),-torch$(TORCH))
-EXTRAS := openmmlab$(if $(filter original,$(STACK)),-original),export,deploy,openvino,docs,dev
+EXTRAS := openmmlab$(if $(filter original,$(STACK)),-original),export,deploy,serve,openvino,docs,dev
 PRESENT := $(shell $(PY) -c "import importlib.metadata as m; print(m.version('torch'))" 2>/dev/null)
 PINNED := $(shell sed -n 's/^torch==//p' requirements.txt)
 CHOSEN := $(or $(TORCH),$(PRESENT),$(PINNED))

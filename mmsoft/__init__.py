@@ -10,8 +10,10 @@ if TYPE_CHECKING:  # what __getattr__ loads when it is first used
     from mmsoft import checkpoints as checkpoints
     from mmsoft import datasets as datasets
     from mmsoft import deploy as deploy
+    from mmsoft import distillation as distillation
     from mmsoft import engine as engine
     from mmsoft import env as env
+    from mmsoft import exporting as exporting
     from mmsoft import layers as layers
     from mmsoft import models as models
     from mmsoft import ops as ops
@@ -20,6 +22,7 @@ if TYPE_CHECKING:  # what __getattr__ loads when it is first used
     from mmsoft import versions as versions
     from mmsoft import visualization as visualization
     from mmsoft import weights as weights
+    from mmsoft.distillation import linearize as linearize
     from mmsoft.engine.predictor import Predictor as Predictor
     from mmsoft.models import SOFT as SOFT
     from mmsoft.models import Family as Family
@@ -46,6 +49,7 @@ _ROOMS = (
     'distillation',
     'engine',
     'env',
+    'exporting',
     'layers',
     'mmcv_ops',
     'models',

@@ -35,3 +35,6 @@ HOOKS = _child(
     'mmsoft.engine.saving',
 )
 OPTIM_WRAPPERS = _child('optim_wrapper', mmengine.OPTIM_WRAPPERS, 'mmsoft.engine.runner')
+OPTIM_WRAPPER_CONSTRUCTORS = _child(
+    'optimizer wrapper constructor', mmengine.OPTIM_WRAPPER_CONSTRUCTORS, 'mmsoft.engine.layer_decay'
+)

@@ -48,6 +48,8 @@ REQUIREMENTS = {
     'onnxruntime': _both('1.22', '', 'onnxruntime>=1.22'),
     'openvino': _both('2025.0', '', 'openvino>=2025.0'),
     'PIL': _both('10.1', '', 'Pillow>=10.1'),
+    'starlette': _both('0.40', '', 'starlette>=0.40'),
+    'uvicorn': _both('0.30', '', 'uvicorn>=0.30'),
 }
 # What fails to import where one of these does.
 NEEDS = {

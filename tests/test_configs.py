@@ -36,15 +36,17 @@ PAPER = {
     ('classifier', 'inline_swin'): dict(tiny=29.22, small=49.79, base=88.35),
     ('classifier', 'inline_deit'): dict(tiny=6.48, small=16.73, base=23.80),
     ('classifier', 'inline_cswin'): dict(tiny=20.60, small=33.03, base=73.41),
+    ('classifier', 'mila'): dict(tiny=24.39, small=43.02, base=95.98),
+    ('classifier', 'ravlt'): dict(tiny=14.90, small=25.59, base=48.24, large=95.24),
 }
 
 
 def method_of(path):
-    return 'classifier' if 'in1k' in path.name else re.split('_(?:soft|inline)', path.name)[0]
+    return 'classifier' if 'in1k' in path.name else re.split('_(?:soft|inline|mila|ravlt)', path.name)[0]
 
 
 def family_of(path):
-    return re.search(r'soft|inline_(pvt|swin|deit|cswin)', path.name)[0]
+    return re.search(r'soft|inline_(pvt|swin|deit|cswin)|mila|ravlt', path.name)[0]
 
 
 def build(cfg, narrow=False):
@@ -56,7 +58,7 @@ def build(cfg, narrow=False):
 
 
 def test_there_are_configs():
-    assert len(CONFIGS) == 61
+    assert len(CONFIGS) == 68
     assert {method_of(path) for path in CONFIGS} == set(METHODS)
     assert {family_of(path) for path in CONFIGS} == {family for _, family in PAPER}
     families = [family for family in FAMILIES.values() if family.backbone.__module__.startswith('mmsoft.')]
@@ -86,7 +88,8 @@ def test_sizes_recipes_and_predictions(path):
     names = {id(p): name for name, p in model.named_parameters()}
     decayed = {names[id(p)] for group in optimizer.param_groups if group['weight_decay'] for p in group['params']}
     for name, parameter in model.named_parameters():
-        matrix = name.endswith(('weight', 'attn.local')) and parameter.dim() > 1  # not tables, not the class token
+        # not tables, not the class token; the authors of RAVLT let its scales decay
+        matrix = name.endswith(('weight', 'attn.local', 'gamma_1', 'gamma_2')) and parameter.dim() > 1
         assert (name in decayed) == matrix, (name, tuple(parameter.shape))
     batch = dict(classifier=1024 if family == 'soft' else 512).get(method, 8 if 'cityscapes' in path.name else 16)
     assert cfg.auto_scale_lr == dict(enable=method == 'classifier', base_batch_size=batch)

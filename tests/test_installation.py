@@ -47,7 +47,7 @@ def test_the_wheel_holds_everything_and_is_small(wheel, tracked, tmp_path):
     assert configs | {'.mim/tools/train.py', '.mim/tools/model_zoo.py', '.mim/model-index.yml', 'py.typed'} <= shipped
     research = ('benchmark', 'studies', 'zoo', 'compare_', 'check_', 'gpu_')
     assert not [name for name in shipped if name.startswith(tuple(f'.mim/tools/{part}' for part in research))]
-    assert wheel.stat().st_size < 400_000
+    assert wheel.stat().st_size < 600_000
     command = [sys.executable, '-m', 'mmsoft', 'configs', 'soft_pp_tiny_300e_in1k', '--copy', 'own']
     outside = dict(os.environ, PYTHONPATH=str(tmp_path))
     subprocess.run(command, cwd=tmp_path, env=outside, check=True)

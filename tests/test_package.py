@@ -165,6 +165,8 @@ def test_what_windows_lacks_is_not_imported():
 def test_importing_is_light():
     run = python('import mmsoft, sys; print(sorted({m.split(".")[0] for m in sys.modules} & {"torch", "mmengine"}))')
     assert run.stdout == '[]\n', run.stderr
+    run = python('from mmsoft.deploy import load; import sys; print(sorted({"torch", "cv2"} & {*sys.modules}))')
+    assert run.stdout == '[]\n', run.stderr
     run = python('import mmsoft; print(mmsoft.SOFT.__name__, callable(mmsoft.checkpoints.from_published)); mmsoft.SOTF')
     assert run.stdout == 'SOFT True\n'
     assert "no attribute 'SOTF'; it has SOFT, SOFTClassifier, InLinePVT, InLinePVTClassifier," in run.stderr
@@ -272,7 +274,7 @@ def test_every_broken_mmcv_is_named_with_what_mends_it(tmp_path):
 def specifications():
     """What pyproject.toml asks for, and what requirements.txt pins."""
     project = (ROOT / 'pyproject.toml').read_text().partition('[tool.')[0]
-    asked = re.findall(r'"([\w.-]+(?:[<>=~].*?)?)"[,\]]', project[project.index('dependencies = ') :])
+    asked = re.findall(r'"([\w.-]+(?:\[\w+\])?(?:[<>=~].*?)?)"[,\]]', project[project.index('dependencies = ') :])
     lines = (ROOT / 'requirements.txt').read_text().splitlines()
     return asked, [text for text in lines if text and not text.startswith('#')]
 
@@ -301,6 +303,8 @@ def test_every_tool_explains_itself(tool, tmp_path):
     run = run_forked([str(ROOT / 'tools' / tool), '--help'], cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert 'usage:' in run.stdout
+    before_options = run.stdout.partition('\noptions:')[0]
+    assert f'\nfor example: python tools/{tool} ' in before_options  # tests/test_docs.py looks at what follows
 
 
 def make(*arguments):
@@ -315,9 +319,11 @@ def test_make_chooses_what_is_asked_for(tmp_path, monkeypatch):
     plan = make('test', f'VENV={tmp_path}')
     pins = dict(text.split('==') for text in specifications()[1] if '==' in text)
     assert f"'torch=={pins['torch']}' 'torchvision{versions.vision_for(pins['torch'])}'" in plan
-    assert "-e '.[openmmlab,export,deploy,openvino,docs,dev]'" in plan
+    assert "-e '.[openmmlab,export,deploy,serve,openvino,docs,dev]'" in plan
     plan = make('-B', 'test', 'STACK=classic', 'TORCH=2.6.0')
-    assert "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,deploy,openvino,docs,dev]'" in plan
+    assert (
+        "'torch==2.6.0' 'torchvision==0.21.*' -e '.[openmmlab-original,export,deploy,serve,openvino,docs,dev]'" in plan
+    )
     assert '.venv-original-torch2.6.0/bin/python -m pytest' in plan
     run = subprocess.run(['make', 'install', 'STACK=new', f'VENV={tmp_path}'], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode

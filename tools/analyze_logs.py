@@ -1,4 +1,7 @@
-"""Draw the curves of training logs and print the last and best values."""
+"""Draw the curves of training logs and print the last and best values.
+
+for example: python tools/analyze_logs.py work_dirs/retinanet_soft_pp_small_1x_coco --out curves.png
+"""
 
 import argparse
 
@@ -11,7 +14,7 @@ from mmsoft.visualization import curve_table, plot_curves
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('work_dirs', nargs='+', metavar='WORK_DIR', help='or a vis_data/*.json file')
     parser.add_argument('--out', default='curves.png', metavar='FILE.png')
     parser.add_argument('--keys', nargs='+', help='by default losses, lr and all validation metrics')

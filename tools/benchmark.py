@@ -1,4 +1,7 @@
-"""Measure time and peak memory of backbones, whole models or attentions, side by side in one run."""
+"""Measure time and peak memory of backbones, whole models or attentions, side by side in one run.
+
+for example: python tools/benchmark.py --models soft_pp_tiny swin_tiny --sizes 224x224 --rounds 5 --threads 2
+"""
 
 import argparse
 import signal
@@ -67,7 +70,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """The options, which do not contradict each other; a choice of one's own that was not made is not in it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         '--suite', choices=[*SUITES, *COUNTED], help='a named set of cases; by default figures, as in the README'
     )

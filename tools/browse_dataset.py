@@ -1,4 +1,7 @@
-"""Draw samples of a data set as the model sees them: after augmentation, with boxes, masks or label maps."""
+"""Draw samples of a data set as the model sees them: after augmentation, with boxes, masks or label maps.
+
+for example: python tools/browse_dataset.py configs/retinanet_soft_pp_small_1x_coco.py --data my_set/ --out-dir looked
+"""
 
 import argparse
 
@@ -15,7 +18,7 @@ from mmsoft.engine.own_data import DATA_HELP, check_options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument('--out-dir', required=True, metavar='FOLDER')
     parser.add_argument('--mode', choices=('train', 'val', 'test'), default='train')

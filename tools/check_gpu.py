@@ -1,5 +1,7 @@
 """Check a GPU and measure on it: one Markdown report, and JSON, to paste into an issue.
 
+for example: python tools/check_gpu.py --out check_gpu
+
 Every kernel is compared with float64, the tests that are marked cuda run, and forward passes and training steps are
 timed at 224 x 224 and 800 x 1344 in fp32, bf16 and fp16, eager, compiled and as CUDA graphs, beside Swin-T and
 ConvNeXt-T, with peak memory. Without a GPU, --rehearse goes the same way on the CPU at tiny sizes: kernels in Triton's

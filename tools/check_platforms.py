@@ -1,5 +1,7 @@
 """Ask pip whether everything that mmsoft installs comes as wheels for platforms that are not at hand.
 
+for example: python tools/check_platforms.py --extras openmmlab timm --pythons 3.12
+
 Prints a table of platforms and Python versions. Needs mmsoft to be installed (`make install`), and a network: where an
 index does not serve metadata by itself, pip fetches the wheels to read it.
 """
@@ -91,7 +93,7 @@ def check(requirements: list[Requirement], platform: str, python: str, wheels: P
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--extras', nargs='+', choices=EXTRAS, default=EXTRAS, metavar='EXTRA')
     parser.add_argument('--platforms', nargs='+', choices=PLATFORMS, default=list(PLATFORMS), metavar='NAME')
     parser.add_argument('--pythons', nargs='+', choices=PYTHONS, default=PYTHONS, metavar='3.x')

@@ -1,5 +1,7 @@
 """Build, train for one step and predict with every method of the installed mmdet and mmsegmentation; write a table.
 
+for example: python tools/check_zoo.py --library mmdet --seconds 120
+
 Pictures and weights are random, and nothing is downloaded. Each method runs in a process of its own; what was found
 is kept in a JSON file beside the table as it comes, and a second call goes on with what is missing. Ends with 1 if a
 method fails, which with --against works there.
@@ -45,7 +47,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--library', nargs='+', default=runs.LIBRARIES, choices=runs.LIBRARIES, help='both by default')
     parser.add_argument(
         '--only',

@@ -1,4 +1,7 @@
-"""Train every attention in one small pyramid on the demo's worlds, and measure its cost: a Table 2 of one's own."""
+"""Train every attention in one small pyramid on the demo's worlds, and measure its cost: a Table 2 of one's own.
+
+for example: python tools/compare_attention.py --attentions soft_pp inline softmax --out work_dirs/attentions/three
+"""
 
 import argparse
 import functools
@@ -9,13 +12,14 @@ from mmsoft.versions import require
 require('mmengine', 'mmcv', 'mmdet', 'timm')
 
 from benchmark.measure import Options
+from studies import Help
 from studies.attention import TITLES, claims_table, save, study, study_table
 
 from mmsoft.engine.cli import run_tool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     parser.add_argument('--attentions', nargs='+', default=list(TITLES), metavar='NAME', help=', '.join(TITLES))
     parser.add_argument('--seeds', type=int, default=3, help='trainings an attention and task')
     parser.add_argument('--rounds', type=int, default=5, help='of timing')

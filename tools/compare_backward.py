@@ -1,4 +1,7 @@
-"""Train small classifiers with each gradient of Newton's inverse and print the comparison."""
+"""Train small classifiers with each gradient of Newton's inverse and print the comparison.
+
+for example: python tools/compare_backward.py --attn soft_pp --seeds 5
+"""
 
 import argparse
 import json
@@ -12,7 +15,7 @@ from mmsoft.engine.cli import run_tool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--attn', nargs='+', default=['soft_pp', 'soft'])
     parser.add_argument('--seeds', type=int, default=3)
     parser.add_argument('--steps', type=int, default=300)

@@ -1,4 +1,7 @@
-"""Train our classifiers and their peers on your pictures by one recipe: learning curves, accuracy, time to it."""
+"""Train our classifiers and their peers on your pictures by one recipe: learning curves, accuracy, time to it.
+
+for example: python tools/compare_learning.py data/flowers --seeds 0 1 --out work_dirs/learning/flowers
+"""
 
 import argparse
 import json
@@ -17,7 +20,9 @@ QUARTERS = ('soft_pp_quarter', 'inline_pvt_quarter', 'pvt_quarter', 'pvt_v2_b0',
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, epilog=f'models: {", ".join(MODELS)}')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog=f'models: {", ".join(MODELS)}'
+    )
     parser.add_argument('data', help='a folder with train/<class>/ and val/<class>/')
     parser.add_argument('--models', nargs='+', default=QUARTERS, metavar='NAME')
     parser.add_argument('--seeds', type=int, nargs='+', default=(0, 1, 2))

@@ -1,4 +1,7 @@
-"""Train every attention on Long Range Arena's ListOps, and set top-1 beside the paper's Table 12; resumes by itself."""
+"""Train every attention on Long Range Arena's ListOps, and set top-1 beside the paper's Table 12; resumes by itself.
+
+for example: python tools/compare_listops.py --attentions soft_pp softmax --steps 5000
+"""
 
 import argparse
 from pathlib import Path
@@ -7,13 +10,14 @@ from mmsoft.versions import require
 
 require('torch', 'torchvision')
 
+from studies import Help
 from studies.listops import ATTENTIONS, LENGTHS, save, table, train
 
 from mmsoft.engine.cli import run_tool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     parser.add_argument('--attentions', nargs='+', default=list(ATTENTIONS), choices=ATTENTIONS, metavar='NAME')
     parser.add_argument('--steps', type=int, default=5000, help='in all: a larger number goes on from what is done')
     parser.add_argument('--batch', type=int, default=32)

@@ -1,4 +1,7 @@
-"""Time of mmcv's operators, compiled and by mmsoft.mmcv_ops, in turns in one run; needs a compiled mmcv."""
+"""Time of mmcv's operators, compiled and by mmsoft.mmcv_ops, in turns in one run; needs a compiled mmcv.
+
+for example: python tools/compare_mmcv_ops.py --rounds 15 --threads 2
+"""
 
 import argparse
 import statistics
@@ -46,7 +49,7 @@ def cases() -> dict[str, tuple[str, Callable]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rounds', type=int, default=15, help='times that each is measured, in turns (default: 15)')
     parser.add_argument('--threads', type=int, help='threads of torch')
     args = parser.parse_args()

@@ -1,4 +1,7 @@
-"""Train small classifiers on drawn pictures and test them at larger sizes, with both landmark rules (Table 6)."""
+"""Train small classifiers on drawn pictures and test them at larger sizes, with both landmark rules (Table 6).
+
+for example: python tools/compare_sizes.py --seeds 3 --out work_dirs/sizes/sizes.json
+"""
 
 import argparse
 
@@ -12,7 +15,7 @@ from mmsoft.engine.cli import run_tool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', type=int, default=1, help='trainings an attention; each takes minutes')
     parser.add_argument('--arch', default='tiny', choices=('tiny', 'small', 'medium', 'large'))
     parser.add_argument(

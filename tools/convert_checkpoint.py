@@ -1,4 +1,7 @@
-"""Convert weights of our families: the authors' names to ours, ours to theirs; those of the file tell which."""
+"""Convert weights of our families: the authors' names to ours, ours to theirs; those of the file tell which.
+
+for example: python tools/convert_checkpoint.py downloaded.pth pretrained/soft_pp_small.safetensors
+"""
 
 import argparse
 
@@ -7,7 +10,7 @@ from mmsoft.engine.cli import add_import, run_tool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('source', metavar='SRC', help='.pth or .safetensors: a path, an http(s) address or a hub id')
     parser.add_argument('target', metavar='DST', help='.pth or .safetensors')
     parser.add_argument('--part', choices=PARTS, help='what to keep; by default what there is')

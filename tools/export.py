@@ -1,6 +1,10 @@
-"""Export a model to one file that runs without torch and OpenMMLab, and show that it answers the same."""
+"""Export a model to one file that runs without torch and OpenMMLab, and show that it answers the same.
+
+for example: python tools/export.py epoch_12.pth --out model.onnx
+"""
 
 import argparse
+from pathlib import Path
 
 from mmsoft.versions import require
 
@@ -10,16 +14,20 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
-from mmsoft.exporting.export import export
+from mmsoft.exporting import export
+from mmsoft.exporting.benchmark import compare_cost
 from mmsoft.exporting.parity import TOLERANCES
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', nargs='?', help='by default the one that the checkpoint carries')
     parser.add_argument('checkpoint', help='.pth or .safetensors')
-    parser.add_argument('--out', required=True, metavar='FILE', help='.onnx')
+    parser.add_argument('--out', required=True, metavar='FILE', help='.onnx or .pt2')
     parser.add_argument('--precision', choices=TOLERANCES, default='fp32')
+    parser.add_argument(
+        '--raw', action='store_true', help='what the network gives before it is decoded, of any detector or segmentor'
+    )
     parser.add_argument(
         '--pictures', nargs='+', default=(), metavar='FILE', help='compare on these; by default on drawn ones'
     )
@@ -29,7 +37,11 @@ def main() -> None:
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
     )
+    parser.add_argument('--benchmark', action='store_true', help="then time and memory beside the checkpoint's")
+    parser.add_argument('--threads', type=int, default=2, help='of --benchmark (default 2)')
     args = parser.parse_args()
+    if args.benchmark and (args.raw or not args.out.endswith('.onnx')):
+        parser.error(f'--benchmark measures whole models in .onnx; leave it out for {args.out}')
     export(
         load_config(args.config, args.cfg_options) if args.config else None,
         args.checkpoint,
@@ -38,8 +50,11 @@ def main() -> None:
         args.pictures,
         args.trust_checkpoint,
         None if args.config else args.cfg_options,
+        args.raw,
     )
-    print(f'{args.out} is written; run it with mmsoft.deploy.load, or predict.py {args.out}')
+    if args.benchmark:
+        print(compare_cost(args.checkpoint, Path(args.out), args.config, args.threads))
+    print(f'{args.out} is written; see docs/deploy.md on how to run it')
 
 
 if __name__ == '__main__':

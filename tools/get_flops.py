@@ -1,4 +1,7 @@
-"""Print parameters and multiply-adds of a model by part; neither data nor weights are needed."""
+"""Print parameters and multiply-adds of a model by part; neither data nor weights are needed.
+
+for example: python tools/get_flops.py configs/retinanet_soft_pp_small_1x_coco.py --shape 800 1333
+"""
 
 import argparse
 
@@ -14,7 +17,7 @@ from mmsoft.engine.config import CONFIG_HELP, load_config
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument(
         '--shape', type=int, nargs=2, metavar=('H', 'W'), help="by default the test pipeline's; of ADE20K 512 x 512"

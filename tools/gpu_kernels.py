@@ -1,10 +1,12 @@
 """What the GPU kernels become on real targets, without a GPU: registers, spilled bytes and shared memory.
 
-python tools/gpu_kernels.py            writes docs/gpu_kernels.md
-python tools/gpu_kernels.py --check    compiles anew and fails where a kernel exceeds its budget
+for example: python tools/gpu_kernels.py --check
+
+This compiles anew, and fails where a kernel exceeds its budget. Without --check it writes docs/gpu_kernels.md.
 """
 
 import argparse
+import json
 import multiprocessing
 import re
 import subprocess
@@ -30,7 +32,8 @@ from mmsoft.ops.triton.landmark_inverse import landmark_inverse
 from mmsoft.ops.triton.linear_gelu import linear_gelu
 from mmsoft.ops.triton.residual import add_norm
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'gpu_kernels.md'
+DOCS = Path(__file__).parent.parent / 'docs'
+PAGE, COUNTS = DOCS / 'gpu_kernels.md', DOCS / 'benchmarks' / 'launches.json'
 TYPES = {torch.float32: '*fp32', torch.float16: '*fp16', torch.bfloat16: '*bf16'}
 TARGETS = {f'sm_{number}': GPUTarget('cuda', number, 32) for number in (80, 86, 89, 90, 100)}
 TARGETS['gfx942'] = GPUTarget('hip', 'gfx942', 64)
@@ -122,7 +125,7 @@ class Variant:
         constants = [
             key.lower() if value is True else f'{key.lower()} {value}'
             for key, value in self.constants
-            if key.isupper() and key not in ('PRECISION', 'CHUNK', 'ITERATIONS') and value is not False
+            if key.isupper() and key not in ('PRECISION', 'CHUNK', 'ITERATIONS', 'REGISTERS') and value is not False
         ]
         return ', '.join([self.kernel.__name__.strip('_').removesuffix('_kernel'), *sorted(types), *constants])
 
@@ -164,6 +167,8 @@ def compiled(index: int, target: str) -> tuple[int, int, int]:
     constants = dict(one.constants)
     if target.startswith('gfx') and 'PRECISION' in constants:
         constants['PRECISION'] = 'ieee'
+    if 'REGISTERS' in constants:
+        constants['REGISTERS'] = target.startswith('gfx')
     source = ASTSource(
         fn=one.kernel,
         signature=dict(one.signature),
@@ -209,6 +214,49 @@ def row(one: Variant, found: dict[str, tuple[int, int, int]]) -> str:
     return f'| {one.name} | {dict(one.options)["num_warps"]} | {" | ".join(cells)} |'
 
 
+# launches and GB of a forward pass, and of it with the backward pass, at 800 x 1344
+AIMS = dict(
+    soft_pp_small=((280, 5.5), (900, 18)),
+    inline_swin_tiny=((250, 5.5), (700, 17)),
+    inline_cswin_tiny=((450, 9), (1300, 28)),
+)
+REMAINS = """
+What is above its aim, and what stays with torch:
+
+- **A block's last sum and the next block's LayerNorm** are apart in pre-norm blocks (all of InLine). As one kernel they
+  would tie a block to the one after it, while hooks, checkpoints and feature extraction see blocks by themselves. They
+  are most of what InLine-Swin and InLine-CSwin lack in training: two launches a block forward, five backward.
+- **MLPs wider than 256 in float32** keep torch's product and its GELU. Three products of tensor cores stand for one of
+  float32 there; GPUs whose tensor cores are not far ahead (RTX 4090, L4) would lose by it. In half precision all widths
+  have the kernel.
+- **InLine-CSwin in training**: stripes are copied to windows and back, forward and backward (`stack`, `clone`, `cat`),
+  and their softmax and 3 x 3 convolutions are torch's. Torch has a kernel for the softmax, which is why there is none
+  of ours.
+- **Gradients of biases** are a sum each, products of the projections are torch's, and stochastic depth draws once a
+  branch.
+- **`linear`, Performer and Nystromformer attention** run torch's products; blocks around them have the kernels.
+
+Every launch is an operator of torch, so counters and profilers see it. The residual sum with LayerNorm, the local term
+and the linear layer with GELU are one launch each and have their gradient registered with the operator. SOFT's and
+InLine's attentions are several launches that share a gradient: it is an `autograd.Function` around them. Registered
+with each launch it would take more of them; with one operator around all, counters would see one launch for five.
+Gradients of gradients are not there: `kernels('no-triton')` has them.
+"""
+
+
+def aims() -> str:
+    """What models ask for, of the committed counts, beside what was aimed at."""
+    rows = {(r['model'], r['task']): r for r in json.loads(COUNTS.read_text())['cases'] if r['road'] == 'kernels'}
+    lines = ['| model | forward: launches, GB (aim) | forward + backward: launches, GB (aim) |', '|---|---|---|']
+    for model, pair in AIMS.items():
+        cells = []
+        for task, (launches, size) in zip(('forward', 'train'), pair, strict=True):
+            row = rows[model, task]
+            cells.append(f'{row["launches"]}, {row["bytes_moved"] / 1e9:.2f} ({launches}, {size})')
+        lines.append(f'| {model} | {" | ".join(cells)} |')
+    return '\n'.join(lines)
+
+
 def page(rows: list[str]) -> str:
     return f"""# GPU kernels as machine code
 
@@ -219,7 +267,15 @@ is named. Budgets: no spill on sm_90, at most 256 bytes on the other sm_*; share
 
 | kernel | warps | {' | '.join(TARGETS)} |
 |---|---|{'---|' * len(TARGETS)}
-""" + '\n'.join(rows) + '\n'  # fmt: skip
+""" + '\n'.join(rows) + f"""
+
+## Launches beside the aims
+
+Of `docs/benchmarks/launches.json` (`python tools/benchmark.py --suite launches`), 800 x 1344, batch 1, fp32. Torch's
+softmax attention counts as the one kernel that a GPU has for it, in peers as in ours.
+
+{aims()}
+{REMAINS}"""  # fmt: skip
 
 
 def main() -> None:

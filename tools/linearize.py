@@ -1,4 +1,7 @@
-"""Make a trained softmax model linear, without labels: copy, match outputs of attentions, match maps."""
+"""Make a trained softmax model linear, without labels: copy, match outputs of attentions, match maps.
+
+for example: python tools/linearize.py swin_config.py swin.pth --images photos/ --out linear/
+"""
 
 import argparse
 import sys
@@ -24,7 +27,7 @@ from mmsoft.engine.launch import LAUNCHERS, part_processes
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         'teacher', help='a config, timm:<name>, torchvision:<name>, or the file of a Swin by its authors'
     )

@@ -1,4 +1,7 @@
-"""Print the tables of the model zoo from model-index.yml and its metafiles, or write them into the docs' page."""
+"""Print the tables of the model zoo from model-index.yml and its metafiles, or write them into the docs' page.
+
+for example: python tools/model_zoo.py --write
+"""
 
 import argparse
 from pathlib import Path
@@ -14,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--write', action='store_true', help='between the markers of docs/model_zoo.md')
     args = parser.parse_args()
     print(f'written to {update_page(ROOT)}' if args.write else zoo_tables(read_zoo(ROOT)))

@@ -1,4 +1,7 @@
-"""Predict pictures and videos: COCO results or label maps, and drawings."""
+"""Predict pictures and videos: COCO results or label maps, and drawings.
+
+for example: python tools/predict.py epoch_12.pth photos/ --out-dir found
+"""
 
 import argparse
 
@@ -15,7 +18,7 @@ from mmsoft.files import shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', nargs='?', help='by default the one that the checkpoint carries')
     parser.add_argument('checkpoint', help='.pth, .safetensors, or .onnx of mmsoft export')
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or quoted glob pattern')

@@ -1,4 +1,7 @@
-"""Print the whole config: bases joined, options merged."""
+"""Print the whole config: bases joined, options merged.
+
+for example: python tools/print_config.py configs/retinanet_soft_pp_small_1x_coco.py --out whole.py
+"""
 
 import argparse
 import contextlib
@@ -16,7 +19,7 @@ from mmsoft.engine.config import CONFIG_HELP, load_config
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'

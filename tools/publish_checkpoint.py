@@ -1,4 +1,7 @@
-"""Publish a checkpoint: weights alone, as .pth and .safetensors with their hash in the name, and a card as JSON."""
+"""Publish a checkpoint: weights alone, as .pth and .safetensors with their hash in the name, and a card as JSON.
+
+for example: python tools/publish_checkpoint.py work_dirs/my_run/epoch_12.pth --out-dir published
+"""
 
 import argparse
 
@@ -11,7 +14,7 @@ from mmsoft.engine.publishing import CHOICES, publish
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('source', metavar='SRC', help='a checkpoint of training, or bare weights')
     parser.add_argument('--out-dir', help='by default beside SRC')
     parser.add_argument('--name', help="before the hash; by default the config's or SRC's")

@@ -1,4 +1,7 @@
-"""Test a checkpoint: metrics with a table by class, saved as JSON; on request all predictions and drawings."""
+"""Test a checkpoint: metrics with a table by class, saved as JSON; on request all predictions and drawings.
+
+for example: python tools/test.py configs/retinanet_soft_pp_small_1x_coco.py epoch_12.pth
+"""
 
 import argparse
 from pathlib import Path
@@ -19,7 +22,7 @@ from mmsoft.engine.training import evaluate, run_folder
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument('checkpoint', help='.pth or .safetensors')
     parser.add_argument(

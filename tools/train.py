@@ -1,4 +1,7 @@
-"""Train a model from a config file: on a CPU, on one GPU, or in many processes."""
+"""Train a model from a config file: on a CPU, on one GPU, or in many processes.
+
+for example: python tools/train.py configs/retinanet_soft_pp_small_1x_coco.py --data my_set/ --no-pretrained
+"""
 
 import argparse
 import sys
@@ -25,7 +28,7 @@ from mmsoft.engine.training import demo_report, train
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help=CONFIG_HELP)
     parser.add_argument('--work-dir', help='logs and checkpoints; by default work_dirs/<name of the config>')
     parser.add_argument(
@@ -46,6 +49,12 @@ def parse() -> argparse.Namespace:
         metavar='INTERVAL',
         help='also save when the last checkpoint is so old, and keep the newest of these: a time such as 90s, 15min or '
         '2h, or iterations such as 500it',
+    )
+    parser.add_argument(
+        '--layer-decay',
+        type=float,
+        metavar='FACTOR',
+        help='lr of a layer of the backbone over that of the layer above it, as 0.8',
     )
     parser.add_argument('--amp', action='store_true', help='mixed precision: float16 on a GPU, bfloat16 on a CPU')
     parser.add_argument('--auto-scale-lr', action='store_true', help='scale the lr to the batch of all processes')
@@ -103,6 +112,7 @@ def main() -> None:
             img_size=args.img_size,
             save_every=args.save_every,
             resume_anyway=args.resume_anyway,
+            layer_decay=args.layer_decay,
             data=args.data,
             epochs=args.epochs,
             batch=args.batch,

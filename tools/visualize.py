@@ -1,6 +1,6 @@
 """Show what attention does in a model: maps of queries, Newton's convergence, receptive fields, numbers by layer.
 
-python tools/visualize.py attention config.py epoch_12.pth street.jpg --query 0.4 0.6 --out-dir shown
+for example: python tools/visualize.py attention config.py epoch_12.pth street.jpg --query 0.4 0.6 --out-dir shown
 """
 
 import argparse

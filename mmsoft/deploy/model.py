@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .pictures import PictureError, prepare, read_picture
-from .runtimes import open_file
+from .runtimes import Runtime, open_file
 
 
 @dataclass
@@ -50,7 +50,9 @@ class Model:
     ``about`` is what the file says of itself: task, classes, palette, preprocessing, precision, opset, mmsoft.
     """
 
-    def __init__(self, path: str | Path, runtime: str = 'onnxruntime', threads: int | None = None) -> None:
+    def __init__(
+        self, path: str | Path, runtime: str | type[Runtime] = 'onnxruntime', threads: int | None = None
+    ) -> None:
         self.runtime, self.about = open_file(path, runtime, threads)
         self.task, self.classes = self.about['task'], self.about['classes']
         self.steps = self.about['preprocessing']

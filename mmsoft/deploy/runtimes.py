@@ -20,6 +20,8 @@ class ModelFileError(ValueError):
 class Runtime(Protocol):
     """A loaded file."""
 
+    def __init__(self, path: Path, threads: int | None) -> None: ...
+
     def about(self) -> str | None:
         """The text under KEY in its metadata."""
 
@@ -72,15 +74,15 @@ class OpenVino:
 RUNTIMES = dict(onnxruntime=OnnxRuntime, openvino=OpenVino)
 
 
-def open_file(path: str | Path, runtime: str, threads: int | None) -> tuple[Runtime, dict[str, Any]]:
+def open_file(path: str | Path, runtime: 'str | type[Runtime]', threads: int | None) -> tuple[Runtime, dict[str, Any]]:
     """The loaded file, and its metadata; a ModelFileError says what is wrong with it."""
-    if runtime not in RUNTIMES:
+    if isinstance(runtime, str) and runtime not in RUNTIMES:
         raise ValueError(f'runtime {runtime!r} is unknown; choose one of {", ".join(RUNTIMES)}')
     file = Path(path).expanduser()
     if not file.is_file():
         raise FileNotFoundError(f'{str(path)!r}: there is no such model file (working directory {str(Path.cwd())!r})')
     try:
-        loaded = RUNTIMES[runtime](file, threads)
+        loaded = (RUNTIMES[runtime] if isinstance(runtime, str) else runtime)(file, threads)
     except ImportError:
         raise
     except Exception as error:  # runtimes fail in ways of their own

@@ -38,6 +38,7 @@ BASES = {
     'InLine-DeiT': 'inline_deit_tiny_300e_in1k',
     'InLine-PVT': 'inline_pvt_tiny_300e_in1k',
 }
+HEADS = ('head.fc.weight', 'head.weight', 'fc.weight', 'classifier.weight')  # last layers of classifiers
 TRANSFORM = ('mean', 'std', 'crop_pct', 'interpolation')
 
 
@@ -76,6 +77,8 @@ def open_source(
     library, colon, name = teacher.partition(':')
     if colon and library in LIBRARIES:
         return _from_library(library, name, checkpoint, trust)
+    if checkpoint is None and teacher.endswith(('.py', '.json', '.yaml', '.yml')):
+        raise TeacherError(f'{teacher!r} is a config: give the checkpoint of its trained model behind it')
     if checkpoint is None:
         module = from_file(read_state_dict(teacher, trust))
         reading = read(module)
@@ -111,10 +114,10 @@ def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) 
     require(library)
     options: dict[str, Any] = {}
     if checkpoint is None:
-        module = library_model(library, name, pretrained=True)
+        module = _with_own_weights(library, name)
     else:
         weights = read_state_dict(checkpoint, trust)
-        head = next((weights[key] for key in ('head.fc.weight', 'head.weight') if key in weights), None)
+        head = next((weights[key] for key in HEADS if key in weights), None)
         options = {} if head is None else dict(num_classes=len(head))
         module = library_model(library, name, **options)
         load_whole(module, weights, checkpoint)
@@ -129,8 +132,22 @@ def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) 
     )
 
 
+def _with_own_weights(library: str, name: str) -> nn.Module:
+    try:
+        return library_model(library, name, pretrained=True)
+    except TeacherError:
+        raise
+    except Exception as error:  # of libraries that fetch from hubs
+        reason = str(error).split('\n')[0][:200]
+        raise TeacherError(
+            f'the weights of {library}:{name} cannot be fetched ({type(error).__name__}: {reason}): give a local file '
+            'behind the name'
+        ) from error
+
+
 def _classes(module: Any) -> int:
-    return module.num_classes if hasattr(module, 'num_classes') else module.head.out_features
+    head = getattr(module, 'head', None) or getattr(module, 'fc', None)
+    return module.num_classes if hasattr(module, 'num_classes') else getattr(head, 'out_features', 1000)
 
 
 @dataclass

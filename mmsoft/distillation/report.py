@@ -128,7 +128,7 @@ def cost(model: nn.Module, size: tuple[int, int], channels: int = 3, repeats: in
     parameter = next(model.parameters())
     images = torch.zeros(1, channels, *size, device=parameter.device)
     model(images)
-    on_gpu = parameter.device.type == 'cuda'
+    on_gpu = str(parameter.device).startswith('cuda')
     memory = _peak_on_gpu(model, images) if on_gpu else _peak_on_cpu(lambda: model(images))
     seconds = []
     for _ in range(repeats):

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from mmengine.model import BaseDataPreprocessor, BaseModel
+from mmengine.model import BaseDataPreprocessor, BaseModel, ImgDataPreprocessor
 from torch import Tensor, nn
 
 from mmsoft.checkpoints import read_state_dict
+from mmsoft.models.archs import STRIDES
 from mmsoft.ops.checks import choose
 from mmsoft.registry import MODELS
 
@@ -68,25 +69,35 @@ class Distillation(BaseModel):
 
 @MODELS.register_module()
 class PicturesOnly(BaseDataPreprocessor):
-    """Another preprocessor, which gets pictures and no annotations: it scales colours and pads to one size."""
+    """Colours and padding of another preprocessor, for pictures without annotations; sides become multiples of 32."""
 
     def __init__(self, inner: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self.inner = MODELS.build(_without_labels(inner)) if inner else BaseDataPreprocessor()
+        inner = inner or {}
+        options = {name: inner[name] for name in ('mean', 'std', 'bgr_to_rgb', 'rgb_to_bgr') if name in inner}
+        padding = inner.get('pad_value', inner.get('pad_val', 0))
+        divisor = inner.get('pad_size_divisor', SIDES)
+        self.inner = ImgDataPreprocessor(**options, pad_size_divisor=divisor, pad_value=padding)
+        if not inner:  # a classifier's pictures are ready
+            self.inner = BaseDataPreprocessor()
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        found = self.inner(dict(inputs=data['inputs'], data_samples=None), True)
+        found = self.inner(dict(inputs=data['inputs'], data_samples=None), training)
         return dict(inputs=found['inputs'], data_samples=None)
 
 
-def _without_labels(inner: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what changes or pads labels; sizes are rounded up to what strides ask for."""
-    options = {name: value for name, value in inner.items() if name != 'batch_augments'}
-    if 'Seg' in str(options.get('type')):
-        options.update(size=None, size_divisor=32, test_cfg=None)
-    elif options.get('type') and 'pad_size_divisor' in options:
-        options.update(pad_mask=False)
-    return options
+SIDES = STRIDES[-1]
+
+
+@MODELS.register_module(name='TeacherModel')
+def teacher_model(source: str, checkpoint: str | None = None) -> nn.Module:
+    """A trained classifier: ``timm:<name>``, ``torchvision:<name>``, or a config with its checkpoint."""
+    from .linearizing import open_source
+
+    model = open_source(source, checkpoint).module
+    if not hasattr(model, 'num_classes') and not hasattr(model, 'head'):
+        raise TeacherError(f'{source!r} is no classifier: a teacher for pretraining gives logits')
+    return model
 
 
 @MODELS.register_module(name='LibraryModel')
@@ -96,7 +107,7 @@ def library_model(library: str, name: str, **options: Any) -> nn.Module:
         import timm
 
         if not timm.is_model(name):
-            near = ', '.join(timm.list_models(f'*{name.split("_")[0]}*')[:5])
+            near = ', '.join(timm.list_models(f'{name.split("_")[0]}*')[:5])
             raise TeacherError(f'timm has no model {name!r}; it has {near or "no name like it"}')
         return timm.create_model(name, **options)
     from torchvision import models

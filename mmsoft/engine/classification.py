@@ -11,7 +11,7 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmsoft.checkpoints import EMA_KEY, CheckpointError
 from mmsoft.registry import HOOKS, METRICS, MODELS
@@ -19,6 +19,7 @@ from mmsoft.versions import require
 
 from .resuming import unwrapped
 from .schedules import SHARE
+from .taught import Teacher
 
 # Of a run, the most that an average of weights looks back: in a short run, the recipe's would be of its start.
 LONGEST_AVERAGE = 0.1
@@ -32,6 +33,7 @@ class ImageClassifier(BaseModel):
         backbone: A model that gives logits and tells ``num_classes``.
         smoothing: Share of a label that is spread over all classes.
         mixup: Options of timm.data.Mixup (``mixup_alpha``, ``cutmix_alpha``, ...); None mixes nothing.
+        teacher: Options of :class:`Teacher`, a trained classifier that gets the same pictures; None for labels alone.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ImageClassifier(BaseModel):
         backbone: dict,
         smoothing: float = 0.1,
         mixup: Mapping[str, Any] | None = None,
+        teacher: Mapping[str, Any] | None = None,
         data_preprocessor: dict | None = None,
         init_cfg: dict | None = None,
     ) -> None:
@@ -50,6 +53,7 @@ class ImageClassifier(BaseModel):
             raise ValueError(f'smoothing must be at least 0 and below 1; got {smoothing!r}')
         super().__init__(data_preprocessor, init_cfg)
         self.backbone = MODELS.build(backbone)
+        self.teacher = Teacher(**teacher) if teacher else None
         num_classes = self.backbone.num_classes
         self.mixup = mixup and Mixup(label_smoothing=smoothing, num_classes=num_classes, **mixup)
         self.loss = SoftTargetCrossEntropy() if mixup else LabelSmoothingCrossEntropy(smoothing)
@@ -73,7 +77,14 @@ class ImageClassifier(BaseModel):
                     f'mixup pairs images: train_dataloader.batch_size must be even; got a batch of {len(inputs)}'
                 )
             inputs, targets = self.mixup(inputs, targets)
-        return dict(loss=self.loss(self.backbone(inputs).float(), targets))
+        logits = self.backbone(inputs).float()
+        loss = self.loss(logits, targets)
+        return dict(loss=self.teacher.add(loss, logits, inputs) if self.teacher else loss)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        if self.teacher:
+            self.teacher.model._apply(fn)
+        return super()._apply(fn, recurse)
 
 
 @METRICS.register_module()

@@ -233,6 +233,23 @@ def model_for(cfg: Config, weights: Mapping[str, Tensor]) -> ConfigDict:
     return model
 
 
+def check_levels(cfg: Config) -> None:
+    """Raise where a neck passes by maps that a plain network makes by layers of its own: these would get no gradient.
+
+    Several processes wait for every gradient.
+    """
+    backbone, neck = cfg.model.get('backbone', {}), cfg.model.get('neck') or {}
+    start = neck.get('start_level', 0) if isinstance(neck, Mapping) else 0
+    indices = list(backbone.get('out_indices', range(len(STRIDES))))
+    if kind_of(backbone) == 'InLineDeiT' and start > 0 and len(indices) > start:
+        channels = str(list(neck.in_channels[start:])).replace(' ', '')
+        raise ValueError(
+            f'{kind_of(neck)} begins at level {start}, and nobody reads what InLineDeiT builds before it: set '
+            f'--cfg-options model.backbone.out_indices={str(indices[start:]).replace(" ", "")} '
+            f'model.neck.in_channels={channels} model.neck.start_level=0'
+        )
+
+
 def check_data(cfg: Config, *modes: str, classes: bool = True) -> list[str]:
     """Raise DataError unless the data of these modes (train, val, test) is complete; give remarks on annotations.
 

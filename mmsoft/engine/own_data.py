@@ -150,8 +150,7 @@ def _fill(leaf: ConfigDict, task: Task, own: Mapping[str, Any], part: str, train
         leaf.update(type='mmseg.BaseSegDataset', ann_file=f'{folder}/{part}.txt', img_suffix='', seg_map_suffix='.png')
         leaf.update(data_prefix=dict(img_path=root, seg_map_path=f'{folder}/label_maps'))
         for step in walk_dicts(kept['pipeline']):
-            if 'reduce_zero_label' in step:
-                step.reduce_zero_label = False
+            step.pop('reduce_zero_label', None)
     else:
         leaf.update(type='mmdet.CocoDataset', ann_file=f'{folder}/{part}.json', data_prefix=dict(img=root))
     leaf.update(metainfo=meta, test_mode=not training, **kept)

@@ -32,10 +32,11 @@ class TellLength(Hook):
         if self.count == FIRST + TIMED:
             self.per_iter = (time.monotonic() - self.started) / TIMED
             left = runner.max_iters - runner.iter - 1
-            runner.logger.info(
-                f'this run takes about {in_words(left * self.per_iter)} from here, without validation: '
-                f'{left} iterations of {self.per_iter:.2g} s'
-            )
+            if left:
+                runner.logger.info(
+                    f'this run takes about {in_words(left * self.per_iter)} from here, without validation: '
+                    f'{left} iterations of {self.per_iter:.2g} s'
+                )
 
     def before_val(self, runner: Runner) -> None:
         self.val_started = time.monotonic()

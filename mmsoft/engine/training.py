@@ -35,6 +35,7 @@ from .classification import AverageWeights
 from .conditions import conditions
 from .config import (
     check_data,
+    check_levels,
     check_pretrained,
     check_sizes,
     guard_files,
@@ -49,6 +50,7 @@ from .guarded import EvaluationRunner, GuardedRunner, TrainingRunner
 from .heads import fit_heads
 from .hooks import DrawPredictions
 from .launch import start_processes
+from .layer_decay import use_layer_decay
 from .lock import lock_work_dir
 from .own_data import use_own_data
 from .parts import kind_of
@@ -80,6 +82,7 @@ def train(
     img_size: int | Sequence[int] | None = None,
     save_every: str | None = None,
     resume_anyway: bool = False,
+    layer_decay: float | None = None,
     data: str | None = None,
     epochs: int | None = None,
     batch: int | None = None,
@@ -103,6 +106,8 @@ def train(
         if resume is None and cfg.get('resume') and not cfg.get('load_from'):
             resume = 'auto'
         source = _source(cfg, resume)
+        if layer_decay is not None:
+            use_layer_decay(cfg.optim_wrapper, layer_decay)
         options = (amp, auto_scale_lr, pretrained, demo, seed, fine_tune, linear_probe, img_size, save_every)
         check_equal(dict(conditions(cfg), options=(*options, epochs, batch), resume=source))
         randomness = dict(cfg.get('randomness') or {})
@@ -125,6 +130,8 @@ def train(
             _use_amp(cfg)
         if auto_scale_lr:
             _scale_lr(cfg)
+        if get_world_size() > 1 and not cfg.get('find_unused_parameters'):
+            check_levels(cfg)
         _report_data(cfg, 'train', 'val')
         if not cfg.get('resume'):
             _forget_faults(TrainingRunner, work_dir)

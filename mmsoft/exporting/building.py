@@ -11,7 +11,7 @@ from mmsoft.datasets.class_folders import make_transform
 from mmsoft.engine.parts import kind_of, pipelines
 from mmsoft.engine.predictor import Predictor
 
-from .whole import Whole, WholeClassifier, WholeSegmentor, WholeSingleStage, WholeTwoStage
+from .whole import RawNetwork, Whole, WholeClassifier, WholeSegmentor, WholeSingleStage, WholeTwoStage
 
 RAW = 'export its network alone with --raw'
 
@@ -34,6 +34,14 @@ def whole_model(predictor: Predictor) -> tuple[Whole, dict[str, Any]]:
         )
     mean, std, bgr, multiple = _normalisation(model)
     return kind(model, mean, std, bgr=bgr, multiple=multiple).eval(), _pipeline_steps(cfg)
+
+
+def raw_model(predictor: Predictor) -> tuple[RawNetwork, dict[str, Any]]:
+    """The network alone, and the ``preprocessing`` of its file as far as one can repeat it."""
+    if predictor.task.name == 'classes':
+        raise ExportError('a classifier is exported whole: leave out --raw')
+    mean, std, bgr, multiple = _normalisation(predictor.model)
+    return RawNetwork(predictor.model, mean, std, bgr=bgr, multiple=multiple).eval(), {}
 
 
 def _detector_kind(model: nn.Module) -> type[Whole] | None:

@@ -1,12 +1,14 @@
 """Graphs of whole modules, by torch.export, and their files: ONNX, and torch's own ``.pt2``."""
 
 import contextlib
+import io
 import json
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx.experimental._config as symbols
 import torch.nn.functional as F
@@ -19,22 +21,28 @@ from mmsoft.files import json_plain
 from mmsoft.versions import first_line, require
 from mmsoft.weights.writing import whole_file
 
-from .boxes import onnx_suppress
+from .boxes import onnx_suppress, suppress, suppress_by_torchvision
 from .building import ExportError
-from .whole import Whole, WholeClassifier
+from .whole import RawNetwork, Whole, WholeClassifier, WholeDetector
 
 OPSET = 18  # the oldest with all that is used: TensorRT and OpenVINO know it
 EXAMPLE = (161, 203)  # of sides that are symbols in the graph: any that are no multiples
 
 
-def make_graph(whole: Whole, side: tuple[int, int] | None) -> ExportedProgram:
-    """The graph, of any number of pictures; of any height and width unless ``side`` fixes them."""
+def make_graph(whole: Whole, side: tuple[int, int] | None, torch_alone: bool = False) -> ExportedProgram:
+    """The graph, of any number of pictures; of any height and width unless ``side`` fixes them.
+
+    ``torch_alone``: of operators of torch and torchvision, and none of ours that ONNX has another for.
+    """
+    if isinstance(whole, WholeDetector):
+        whole.suppress = suppress_by_torchvision if torch_alone else suppress
     images = torch.rand(2, 3, *(side or EXAMPLE)) * 255
     free: dict[int, Any] = {0: Dim('batch', min=1, max=4096)}
     if side is None:
-        free |= {2: Dim('height', min=1, max=16384), 3: Dim('width', min=1, max=16384)}
+        least = least_side(whole)
+        free |= {2: Dim('height', min=least, max=16384), 3: Dim('width', min=least, max=16384)}
     inputs, shapes = (images,), (free,)
-    if not isinstance(whole, WholeClassifier):
+    if takes_size(whole):
         inputs, shapes = (images, torch.tensor([300, 420])), (free, None)
     options = dict(strict=False, prefer_deferred_runtime_asserts_over_guards=True)
     with torch.no_grad(), symbols.patch(backed_size_oblivious=True), pooling_of_symbols(), warnings.catch_warnings():
@@ -78,7 +86,7 @@ def write_onnx(graph: ExportedProgram, whole: Whole, about: Mapping[str, Any], p
     """A whole file, or none, that passes ONNX's own checks."""
     require('onnx', 'onnxscript')
 
-    names = ['images'] if isinstance(whole, WholeClassifier) else ['images', 'size']
+    names = ['images', 'size'] if takes_size(whole) else ['images']
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try:
@@ -88,17 +96,60 @@ def write_onnx(graph: ExportedProgram, whole: Whole, about: Mapping[str, Any], p
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=names,
-                output_names=list(whole.outputs),
+                output_names=list(whole.outputs) or None,
                 custom_translation_table={torch.ops.mmsoft.suppress.default: onnx_suppress},
                 verbose=False,
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise ExportError(f'ONNX has no operator for a part of the model: {first_line(error)}') from error
-    described = json.dumps(json_plain(dict(about, format=FORMAT, opset=OPSET, mmsoft=mmsoft.__version__)))
-    program.model.metadata_props[KEY] = described
+    for node in program.model.graph.all_nodes():  # where in which file each node came from
+        node.metadata_props.clear()
+    program.model.metadata_props[KEY] = described(about, opset=OPSET)
     with whole_file(path) as partial:
         program.save(partial)
         check_file(partial, path)
+
+
+def write_pt2(graph: ExportedProgram, about: Mapping[str, Any], path: Path) -> None:
+    """torch's own file, for Python, C++ and AOTInductor; a whole one, or none. ``extra_files`` has the metadata."""
+    for node in list(graph.graph.nodes):  # of strides and copies, which eager code chooses anew, and ONNX has none of
+        if node.target is torch.ops.aten._assert_scalar.default:
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.graph_module.recompile()
+    with whole_file(path) as partial, partial.open('wb') as stream:
+        torch.export.save(graph, stream, extra_files={KEY: described(about)})
+
+
+class ProgramRuntime:
+    """A ``.pt2`` in the place of onnxruntime, for the comparison of what was just written."""
+
+    def __init__(self, path: Path, threads: int | None) -> None:
+        self.extra = {KEY: ''}
+        self.program = torch.export.load(io.BytesIO(path.read_bytes()), extra_files=self.extra).module()
+
+    def about(self) -> str:
+        return self.extra[KEY]
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        with torch.no_grad():
+            found = self.program(*map(torch.from_numpy, inputs.values()))
+        return [value.numpy() for value in (found if isinstance(found, (tuple, list)) else [found])]
+
+
+def least_side(whole: Whole) -> int:
+    """Of what is not padded to whole strides, the least side of which every map has two pixels."""
+    return 1 if whole.multiple >= 32 else 17
+
+
+def takes_size(whole: Whole) -> bool:
+    """Whether answers are brought to the size of the picture."""
+    return not isinstance(whole, (WholeClassifier, RawNetwork))
+
+
+def described(about: Mapping[str, Any], **more: Any) -> str:
+    """The metadata of a file."""
+    return json.dumps(json_plain(dict(about, **more, format=FORMAT, mmsoft=mmsoft.__version__)))
 
 
 def check_file(file: Path, path: Path) -> None:

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from mmsoft.datasets.miniature import scenes
 from mmsoft.deploy import Model, Result
+from mmsoft.deploy.runtimes import Runtime
 from mmsoft.engine.predictor import Prediction, Predictor
 
 from .building import ExportError
@@ -59,6 +62,17 @@ def compare(predictor: Predictor, model: Model, images: Sequence[np.ndarray], to
         mine, theirs = predictor(image), model(image)
         zoom = min(model.prepare(image[..., ::-1]).shape[1:]) / min(image.shape[:2])
         yield compare_answers(mine, theirs, tolerance, zoom)
+
+
+def compare_raw(network: nn.Module, runtime: Runtime, side: tuple[int, int] | None) -> Iterator[Row]:
+    """A row a size: the largest difference of an output, as a share of the output's largest value."""
+    for size in [side] if side else [(128, 160), (96, 224), (200, 97)]:
+        images = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0)) * 255
+        with torch.no_grad():
+            expected = [y.numpy() for y in network(images)]
+        found = runtime.run(dict(images=images.numpy()))
+        apart = [np.abs(x - y).max() / max(np.abs(y).max(), 1e-6) for x, y in zip(found, expected, strict=True)]
+        yield Row(size, scores=float(max(apart)))
 
 
 def compare_answers(mine: Prediction, theirs: Result, tolerance: tuple[float, float, float], zoom: float = 1.0) -> Row:

@@ -1,5 +1,6 @@
 """A model from pixels to answers as one module without a question that depends on values, for torch.export."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,6 +34,29 @@ class Whole(nn.Module):
             lack = [((side - 1) // self.multiple + 1) * self.multiple - side for side in images.shape[-2:]]
             images = F.pad(images, (0, lack[1], 0, lack[0]))
         return images.to(next(self.model.parameters()).dtype)
+
+
+class RawNetwork(Whole):
+    """Gives all that the dense head makes of the maps, in its own order, before any of it is decoded."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        features = self.model.extract_feat(self.normalised(images))
+        for name in HEADS:
+            if isinstance(head := getattr(self.model, name, None), nn.Module):
+                return tuple(_tensors(head(features)))
+        return tuple(features)
+
+
+HEADS = ('bbox_head', 'mask_head', 'rpn_head', 'decode_head')
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Of nested lists, in order."""
+    if isinstance(value, Tensor):
+        yield value.float()
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _tensors(entry)
 
 
 class WholeClassifier(Whole):
@@ -166,7 +190,7 @@ class WholeTwoStage(WholeDetector):
         boxes = torch.cat((numbers.unsqueeze(1).float(), boxes), 1)
         masks = roi.mask_head(self._regions(features, boxes, roi.mask_roi_extractor)).float().sigmoid()
         if not roi.mask_head.class_agnostic:
-            masks = masks[torch.arange(len(labels), device=labels.device), labels].unsqueeze(1)
+            masks = masks.gather(1, labels.view(-1, 1, 1, 1).expand(-1, 1, *masks.shape[2:]))
         return paste(masks[:, 0], own, *size.unbind()) >= self.model.test_cfg.rcnn.mask_thr_binary
 
 

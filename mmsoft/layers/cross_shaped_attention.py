@@ -64,12 +64,13 @@ class StripeBranch(Branch):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
         height, width = v.shape[1], v.shape[2]
         stripe = (height, self.split) if self.vertical else (self.split, width)
+        windows = to_windows(v, stripe)
         if self.vertical:  # one copy brings all three to windows
             q, k, v = to_windows_together((q, k, v), stripe)
         else:
-            q, k, v = to_windows(q, stripe), to_windows(k, stripe), to_windows(v, stripe)
+            q, k, v = to_windows(q, stripe), to_windows(k, stripe), windows
         y = F.scaled_dot_product_attention(self._heads(q), self._heads(k), self._heads(v))
-        return from_windows(self._map(y, v) + self._lepe(v), (height // stripe[0], width // stripe[1]))
+        return from_windows(self._map(y, windows) + self._lepe(windows), (height // stripe[0], width // stripe[1]))
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, split={self.split}, vertical={self.vertical}'

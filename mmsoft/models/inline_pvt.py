@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmsoft.layers import InLineAttention, Mlp, PatchEmbed, PositionTable, PreNormBlock, embedded_size
 from mmsoft.layers.inline_attention import KERNELS
-from mmsoft.ops.checks import choose
+from mmsoft.ops.checks import choose, positive
 from mmsoft.weights.shapes import STAGES, Weights, image_size
 
 from .archs import STRIDES, check_stages
@@ -64,7 +64,7 @@ class InLinePVT(Pyramid):
         super().__init__(arch.dims, STRIDES, arch.depths, **options)
         check_stages('mlp_ratios', mlp_ratios, len(STRIDES))
         self.arch, self.kernel, self.mlp_ratios = arch, choose('kernel', kernel, KERNELS), tuple(mlp_ratios)
-        self.embed_eps = embed_eps
+        self.embed_eps = positive('embed_eps', embed_eps)
         self.build(self._stage)
 
     def _stage(self, index: int, drop_paths: list[float]) -> Stage:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from mmsoft.layers import Linear, MILAAttention, Mlp
-from mmsoft.ops import add_convolved, lacking, squeezed_convolution, to_map, to_tokens
+from mmsoft.ops import add_convolved, add_residual, lacking, squeezed_convolution, to_map, to_tokens
 from mmsoft.ops.checks import flag
 from mmsoft.weights.renaming import renamer
 from mmsoft.weights.shapes import STAGES, Weights, depths
@@ -101,9 +101,9 @@ class MILABlock(nn.Module):
         x = to_tokens(add_convolved(to_map(x, grid), self.cpe1))
         u = self.norm1(x)
         mixed = self.attn(F.silu(to_tokens(self.dwc(to_map(self.in_proj(u), grid)))), grid)
-        x = x + self.drop_path(self.out_proj(mixed * F.silu(self.act_proj(u))))
+        x = add_residual(x, self.out_proj(mixed * F.silu(self.act_proj(u))), self.drop_path)
         x = to_tokens(add_convolved(to_map(x, grid), self.cpe2))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        return add_residual(x, self.mlp(self.norm2(x)), self.drop_path)
 
 
 class MILAOptions(PyramidOptions, total=False):
@@ -233,4 +233,6 @@ FAMILY = Family(
     to_ours=_to_ours,
     to_published=_to_published,
     timm_cfg=_timm_cfg,
+    page='https://github.com/LeapLabTHU/MLLA',
+    fits='MLLA_T, S and B fit mila_tiny, small and base',
 )

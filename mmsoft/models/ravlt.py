@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from mmsoft.layers import Mlp, RALAAttention
-from mmsoft.ops import add_convolved, map_wise, position_frequencies, to_map, to_tokens
+from mmsoft.ops import add_convolved, add_norm, add_residual, map_wise, position_frequencies, to_map, to_tokens
 from mmsoft.ops.checks import flag, whole
 from mmsoft.weights.renaming import renamer
 from mmsoft.weights.shapes import STAGES, Weights, depths
@@ -106,8 +106,8 @@ class RAVLTBlock(nn.Module):
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, H * W, C) on grid (H, W) -> the same shape."""
         x = to_tokens(add_convolved(to_map(x, grid), self.pos))
-        x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x), grid))
-        return x + self.drop_path(self.gamma_2 * self.mlp(self.norm2(x), grid))
+        x, normed = add_norm(x, self.gamma_1 * self.attn(self.norm1(x), grid), self.norm2, self.drop_path)
+        return add_residual(x, self.gamma_2 * self.mlp(normed, grid), self.drop_path)
 
 
 def _stem(in_channels: int, dim: int) -> nn.Sequential:
@@ -282,4 +282,6 @@ FAMILY = Family(
     to_ours=_to_ours,
     to_published=_to_published,
     timm_cfg=_timm_cfg,
+    page='https://huggingface.co/aldjalkdf/RAVLT',
+    fits='RAVLT_T, S, B and L fit ravlt_tiny, small, base and large',
 )

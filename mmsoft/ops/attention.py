@@ -82,8 +82,6 @@ def _against_triton(q: Tensor, landmarks: Tensor, v: Tensor, *options: Any, **mo
     k = more.get('k', options[3] if len(options) > 3 else None)
     if reason := no_triton(q, landmarks, v, k):
         return reason
-    if torch.version.hip:  # the barrier there does not wait for what threads hand to each other through memory
-        return 'the gradient of the landmark inverse is not safe on AMD GPUs'
     if landmarks.dim() == 4 and landmarks.shape[2] > 64:
         return 'there are more than 64 landmarks'
     return 'heads are wider than 32 channels' if max(q.shape[-1], v.shape[-1]) > 32 else None

@@ -28,6 +28,13 @@ def flag(option: str, value: Any) -> bool:
     return value
 
 
+def positive(option: str, value: Any) -> float:
+    """``value`` if it is a number above 0; otherwise a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f'{option} must be a number above 0; got {value!r}')
+    return value
+
+
 def pair(option: str, value: Any) -> tuple[int, int]:
     """Rows and columns from such a pair or from one number for both."""
     rows, columns = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, value)

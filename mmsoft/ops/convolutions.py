@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .dispatch import eager_cpu, graph, is_graph, is_watched, not_plain, operator
+from .dispatch import eager_cpu, graph, is_autocast, is_graph, is_watched, not_plain, operator
 
 # On smaller maps it costs more to scale the weights than the output.
 FOLDED_PIXELS = 4096
@@ -151,7 +151,7 @@ def _against_identity(x: Tensor, conv: nn.Module) -> str | None:
         return reason
     if type(conv) is not nn.Conv2d or conv.groups != conv.out_channels:
         return 'something else stands for a depth-wise Conv2d'
-    if conv.weight.dtype != torch.float32 or x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
+    if conv.weight.dtype != torch.float32 or x.dtype != torch.float32 or is_autocast(x):
         return 'half precision would round the sum of identity and kernel'
     return not_plain(x, conv.weight) or ('hooks hang on the convolution' if is_watched(conv) else None)
 

@@ -266,6 +266,11 @@ def has_fast_float64(x: Tensor) -> bool:
     return x.device.type == 'cpu'
 
 
+def is_autocast(x: Tensor) -> bool:
+    """Whether operators would bring x to half precision; meta tensors know no autocast."""
+    return x.device.type != 'meta' and torch.is_autocast_enabled(x.device.type)
+
+
 def no_autocast(x: Tensor) -> contextlib.AbstractContextManager:
     """Inside this region operators run in the dtype of their inputs, whatever autocast is set to."""
     kind = x.device.type

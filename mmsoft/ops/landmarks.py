@@ -45,6 +45,11 @@ def landmark_grid(height: int, width: int, window: tuple[int, int], num_landmark
     One for each whole window, as published, while these are at most ``num_landmarks``; the
     bounded grid beyond that. ``num_landmarks=None`` never bounds: the count grows with the image.
     """
+    if is_symbol(height, width):
+        raise ValueError(
+            'height and width are left open in an export, where only averaged and learned landmarks, with '
+            'num_landmarks set, can follow them: give the export numbers'
+        )
     gh, gw = _whole_windows(height, width, window)
     if num_landmarks is None or gh * gw <= num_landmarks:
         return gh, gw

@@ -138,9 +138,7 @@ def _rotary_attention_cpu(
     _check_shapes(q, k, v, rows, columns)
     slices = _Slices(q, rows, columns, compute_dtype(q, k, v))
     with no_autocast(q):
-        sums = [slices.features(q, part).sum(2) for part in slices.parts] if weighted else []
-        mean = torch.stack(sums).sum(0) / q.shape[2] if weighted else None
-        matrix, total = _summed(slices, k, v, mean)
+        matrix, total = _summed(slices, k, v, slices.mean(q) if weighted else None)
         y = v.new_empty(v.shape[0], v.shape[2], v.shape[1], v.shape[3]).transpose(1, 2)
         for part in slices.parts:
             features = slices.features(q, part)
@@ -162,8 +160,8 @@ def _summed(slices: '_Slices', k: Tensor, v: Tensor, mean: Tensor | None) -> tup
             matrix += torch.matmul(slices.turned(features, part).transpose(2, 3), v[:, :, part].to(slices.dtype))
         return matrix / count, total / count
     # the softmax of all scores, of which the largest is known after the last slice
-    norm = torch.zeros(batch, heads, 1, 1, dtype=slices.dtype)
-    largest = torch.full_like(norm, -torch.inf)
+    largest = torch.full((batch, heads, 1, 1), -torch.inf, dtype=slices.dtype)
+    norm = torch.zeros_like(largest)
     for part in slices.parts:
         features = slices.features(k, part)
         scores = torch.matmul(features, mean.unsqueeze(-1)) * width**-0.5  # (B, h, n, 1)
@@ -199,6 +197,11 @@ class _Slices:
         """phi of a slice, whose channels of all heads lie together."""
         x = x[:, :, part].transpose(1, 2).to(self.dtype).contiguous()
         return x.clamp(max=0).exp_().add_(x.clamp(min=0)).transpose(1, 2)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """That of all features (B, h, d)."""
+        sums = [self.features(x, part).sum(2) for part in self.parts]
+        return torch.stack(sums).sum(0) / x.shape[2]
 
     def turned(self, x: Tensor, part: slice) -> Tensor:
         """The features, turned in place, where the neighbours that turn are complex numbers."""

@@ -21,8 +21,9 @@ from mmsoft.ops.checks import check
 
 from .looking import Look, evaluating, heads_of, hooked, look, values_of
 
-# Parameters of what an attention adds beside its matrix: SOFT's convolution, InLine's predicted one, CSwin's.
-LOCAL = re.compile(r'(^|\.)(local|predictor|lepe)(\.|$)')
+# Parameters of what an attention adds beside its matrix: SOFT's convolution, InLine's predicted one, others' own.
+LOCAL = re.compile(r'(^|\.)(local|predictor|lepe|dwc)(\.|$)')
+CONVOLVED = ('lepe', 'dwc')
 
 
 def attention_rows(
@@ -58,14 +59,14 @@ def without_local(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def _others(layer: nn.Module) -> list[nn.Module]:
-    """Modules with parameters that do not see values: all but convolutions of these, which CSwin calls lepe."""
+    """Modules with parameters that do not see values: all but convolutions of these."""
     parts = layer.named_modules()
-    return [part for name, part in parts if name and [*part.parameters(recurse=False)] and not name.endswith('lepe')]
+    return [part for name, part in parts if name and [*part.parameters(recurse=False)] and not name.endswith(CONVOLVED)]
 
 
 @contextmanager
 def _carried(layer: nn.Module, heads: int) -> Iterator[None]:
-    """The layer gives its heads' outputs (..., C), whose gradient is with respect to values alone.
+    """The layer gives its heads' outputs (..., C), ungated, whose gradient is with respect to values alone.
 
     What is added to channel h of the input is added to all values of head h.
     """
@@ -74,14 +75,20 @@ def _carried(layer: nn.Module, heads: int) -> Iterator[None]:
         added = inputs[0][..., :heads] - inputs[0][..., :heads].detach()
         width = layer.proj.in_features
         added = added.repeat_interleave(width // heads, -1)
-        output = output.detach()
-        return torch.cat((output[..., :-width], output[..., -width:] + added.to(output.dtype)), -1)
+        before, values, after = output.detach(), added.to(output.dtype), output[..., :0]
+        if module is getattr(layer, 'qkvo', None):
+            before, after = before[..., :-width], torch.ones_like(values)
+        return torch.cat((before[..., :-width], before[..., -width:] + values, after), -1)
 
     def constant(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output.detach()
 
     def unprojected(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         return inputs[0]
+
+    def ungated(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        width = layer.proj.in_features
+        return torch.cat((output.detach()[..., :-width], torch.ones_like(output[..., -width:])), -1)
 
     windows = {}
 
@@ -95,6 +102,7 @@ def _carried(layer: nn.Module, heads: int) -> Iterator[None]:
 
     reduces = isinstance(layer, SoftmaxAttention) and layer.reduces
     hooks = dict.fromkeys(_others(layer), constant)  # queries and keys, and what is made of them
+    hooks |= {layer.qg: ungated} if hasattr(layer, 'qg') else {}
     hooks |= {values_of(layer): carry, layer.proj: unprojected} | ({layer.reduce_norm: average} if reduces else {})
     with hooked(*hooks.items()), hooked(*([(layer.reduce, keep)] if reduces else []), before=True):
         yield

@@ -206,8 +206,11 @@ def injectivity_figure(found: Mapping[str, Mapping[str, Any]]) -> Any:
         left.plot(model['factors'], 100 * np.mean(model['scaled'], 0), marker='o', **style)
         confusions = sorted(model['confusions'], reverse=True)
         right.step(range(1, len(confusions) + 1), confusions, where='mid', **style)
-    left.set(xlabel='query times', ylabel='weights move by, % of their deviation', xscale='log')
-    right.set(xlabel='pictures', ylabel='confused pairs of queries in a picture')
+    left.set(xlabel='query times', ylabel='weights move by, % of deviation', xscale='log')
+    left.set_xticks(factors := model['factors'], [f'{factor:g}' for factor in factors])
+    left.minorticks_off()
+    right.set(xlabel='pictures, most confused first', ylabel='confused pairs of queries')
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.set_yscale('symlog', linthresh=1)
     right.set_ylim(bottom=-0.1)
     _lines_below(figure, axes[0])
@@ -223,15 +226,15 @@ def locality_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
             axes[0, 0].plot(
                 range(1, len(rows) + 1), shares, dashes, marker='.', color=f'C{number}', label=plain_text(title) + note
             )
-    axes[0, 0].set(xlabel='layer', ylabel='weight in the 3 x 3 neighbourhood, %', ylim=(0, 100))
+    axes[0, 0].set(xlabel='layer', ylabel='weight in 3 x 3, %', ylim=(0, 100))
     _lines_below(figure, axes[0])
     return figure
 
 
 def diagnosis_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
-    """A row a model, a panel a group of quantities, by layer."""
-    figure, axes = _figure(len(found), len(PANELS), (3.2, 2.8))
-    for (title, rows), panels in zip(found.items(), axes, strict=True):
+    """Two rows of panels a model, a panel a group of quantities, by layer."""
+    figure, axes = _figure(2 * len(found), len(PANELS) // 2, (3.2, 2.5))
+    for (title, rows), panels in zip(found.items(), axes.reshape(len(found), -1), strict=True):
         for (keys, what, logarithmic), panel in zip(PANELS, panels, strict=True):
             for key in keys:
                 points = [

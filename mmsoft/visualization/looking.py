@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mmsoft.ops.checks import check
 
-# Projections whose output ends in the values.
-VALUES = ('v', 'kv', 'qkv')
+# Projections whose output ends in the values, but for what gates the heads' outputs (RALA's last part).
+VALUES = ('v', 'kv', 'qkv', 'qkvo')
 
 
 class Look(NamedTuple):
@@ -72,7 +72,7 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def values_of(layer: nn.Module) -> nn.Module | None:
-    """The projection whose last channels are the values."""
+    """The projection that gives the values."""
     found = (getattr(layer, name, None) for name in VALUES)
     return next((module for module in found if isinstance(module, nn.Module)), None)
 

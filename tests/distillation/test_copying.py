@@ -13,6 +13,7 @@ from timm.models.swin_transformer import checkpoint_filter_fn
 from torch import nn
 
 import mmsoft
+from mmsoft.checkpoints.architecture import read_architecture
 from mmsoft.distillation.copying import copy_weights, linear_options
 from mmsoft.distillation.sources import TeacherError, from_file, read
 from mmsoft.layers import InLineAttention, SoftmaxAttention, WindowAttention
@@ -207,6 +208,15 @@ def test_a_choice_of_layers_and_attentions():
         assert type(found.stages[3].blocks[0].attn) is SoftmaxAttention
         if hasattr(block, 'q'):
             assert torch.equal(block.q.weight, own.stages[1].blocks[1].attn.q.weight)
+
+
+def test_output_norms_freeze_with_their_stage_and_show_in_weights():
+    linear = mmsoft.linearize(MmdetSwin(**SMALL, frozen_stages=2))
+    linear.requires_grad_(True).train()
+    assert [norm.weight.requires_grad for norm in linear.map_norms.values()] == [False, False, True]
+    assert not linear.map_norms['0'].training
+    weights = mmsoft.linearize(MmdetSwin(**SMALL)).state_dict()
+    assert read_architecture(weights).options['output_norms'] is True
 
 
 def test_the_authors_swin_file_is_timms_model():

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from small_runs import ENVIRONMENT, command, dump, losses, run, small_config
 from mmsoft.checkpoints import read_state_dict
 from mmsoft.datasets.miniature import write_world
 from mmsoft.distillation.linearizing import linearize_run
+from mmsoft.distillation.report import agreement
+from mmsoft.distillation.reporting import report_run
 from mmsoft.distillation.sources import TeacherError
 from mmsoft.engine.predictor import Predictor
+from mmsoft.engine.tasks import CLASSIFICATION, DETECTION, SEMANTIC_SEGMENTATION
 
 SWIN = dict(
     type='mmdet.SwinTransformer',
@@ -84,7 +88,7 @@ def test_a_detector_becomes_linear(retinanet):
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_equal_weights(retinanet, tmp_path):
     _, _, path, weights, _ = retinanet
-    common = (path, weights, '--steps', 2, 12, '--batch-size', 2, '--workers', 0)
+    common = (path, weights, '--steps', 2, 12, '--batch-size', 2, '--workers', 0, '--no-report')
     run('linearize', *common, '--out', tmp_path / 'whole')
     broken = subprocess.Popen(command('linearize', *common, '--out', tmp_path / 'broken'), env=ENVIRONMENT)
     while not list((tmp_path / 'broken' / 'maps').glob('iter_*.pth')):
@@ -106,7 +110,7 @@ def test_two_processes_and_a_broken_picture(retinanet, tmp_path):
     pictures = tmp_path / 'pictures'
     shutil.copytree(next((folder / 'coco').glob('train*')), pictures)
     (pictures / 'a.jpg').write_bytes(b'no picture')
-    options = ('--steps', 3, 0, '--stages', 'outputs', '--batch-size', 4, '--workers', 0, '--amp')
+    options = ('--steps', 3, 0, '--stages', 'outputs', '--batch-size', 4, '--workers', 0, '--amp', '--no-report')
     run('linearize', path, weights, '--out', tmp_path / 'out', '--images', pictures, *options, processes=2)
     assert (tmp_path / 'out' / 'linear.pth').is_file()
     assert 'a.jpg' in (tmp_path / 'out' / 'outputs' / 'faults.jsonl').read_text()
@@ -157,9 +161,51 @@ def test_bad_input_is_told_of(tmp_path):
     sizes = {'test_dataloader.dataset.pipeline.1.scale': (12, 12), 'model.data_preprocessor.pad_size_divisor': 1}
     refused('pixels, less than a window of 16', str(path), str(weights), options=sizes)
     refused("timm has no model 'swin_huge'; it has swin", 'timm:swin_huge', str(weights))
+    refused('is a config: give the checkpoint', str(path), None)
     refused('arch inline counts layers', str(path), str(weights), inline=(2, 1, 2, 1), kind=ValueError)
     resnet = {'model.backbone': dict(_delete_=True, type='ResNet', depth=18)}
     model = MODELS.build(dict(type='mmdet.ResNet', depth=18))
     other = tmp_path / 'resnet.pth'
     torch.save({f'backbone.{k}': v for k, v in model.state_dict().items()}, other)
     refused('mmdet.ResNet has no softmax attention', str(path), str(other), options=resnet)
+
+
+@pytest.mark.slow
+def test_the_report_compares_the_copy_and_the_linear_model_with_the_teacher(retinanet):
+    folder, _, _, weights, (source, linear, written) = retinanet
+    places = [str(next((folder / 'coco').glob('val*')))]
+    files = report_run(source, linear, written, places, str(weights), sizes=((64, 64), (96, 60)), labels=True)
+    found = json.loads(files[0].read_text())
+    errors, blocks = found['errors'], linear.copy.attentions
+    assert list(errors['copy']) == [*blocks, 'map 0', 'map 1', 'map 2', 'map 3']
+    assert errors['copy'] != errors['linear']
+    assert all(0 < error < 2 for row in errors.values() for error in row.values())
+    assert set(found['cost']) == {'64 x 64', '96 x 60'}
+    assert found['cost']['96 x 60']['linear']['seconds'] > 0
+    assert set(found['metrics']) == {'teacher', 'copy', 'linear'}
+    text = files[1].read_text()
+    assert '| map 3 |' in text
+    assert '## Metrics on labels' in text
+    assert files[2].read_bytes().startswith(b'\x89PNG')
+
+
+def box_sample(boxes, scores):
+    boxes = torch.tensor(boxes, dtype=torch.float32).view(-1, 4)
+    labels = torch.zeros(len(boxes), dtype=torch.long)
+    return SimpleNamespace(pred_instances=dict(bboxes=boxes, labels=labels, scores=torch.tensor(scores)))
+
+
+def test_agreement_is_measured_against_the_teacher():
+    teacher = box_sample([[0, 0, 10, 10], [50, 50, 90, 90], [20, 20, 30, 30]], [0.9, 0.8, 0.1])
+    half = box_sample([[0, 0, 10, 10], [0, 50, 9, 90]], [0.7, 0.6])
+    assert agreement(DETECTION, [teacher], [teacher])['AP'] == pytest.approx(100)
+    assert agreement(DETECTION, [teacher], [half])['AP50'] == pytest.approx(50.5, abs=1)
+    assert agreement(DETECTION, [teacher], [box_sample([], [])]) == dict(AP=0.0, AP50=0.0)
+    assert agreement(DETECTION, [box_sample([], [])], [teacher]) == {}
+    maps = [
+        SimpleNamespace(pred_sem_seg=SimpleNamespace(data=torch.tensor([row])))
+        for row in ([[0, 0, 1, 1]], [[0, 1, 1, 1]])
+    ]
+    assert agreement(SEMANTIC_SEGMENTATION, maps[:1], maps[1:]) == dict(mIoU=pytest.approx(100 * (1 / 2 + 2 / 3) / 2))
+    logits = [torch.tensor([0.0, 2.0]), torch.tensor([1.0, 0.0])]
+    assert agreement(CLASSIFICATION, logits, [logits[0], logits[0]]) == dict(top1=50.0)

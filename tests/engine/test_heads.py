@@ -8,10 +8,10 @@ import mmdet
 import mmseg
 import pytest
 from mmengine.config import Config
-from mmengine.registry import init_default_scope
+from mmengine.registry import MODELS, init_default_scope
 
 import mmsoft
-from mmsoft.engine.config import load_config
+from mmsoft.engine.config import check_levels, load_config
 from mmsoft.engine.heads import check_heads, head_counts
 from mmsoft.engine.tasks import CLASSIFICATION, SEMANTIC_SEGMENTATION, task_of
 
@@ -144,3 +144,18 @@ def test_a_weight_a_class_is_mended_with_its_head():
     cfg.merge_from_dict({name: ast.literal_eval(value) for name, value in (option.split('=') for option in options)})
     check_heads(cfg, 'train')
     assert cfg.model.panoptic_head.loss_cls.class_weight == [1.0, 1.0, 0.1]
+
+
+def test_maps_that_nobody_reads_are_said_before_processes_wait_for_them():
+    cfg = load_config(mmsoft.config_path('retinanet_inline_pvt_tiny_1x_coco'))
+    check_levels(cfg)  # stages are read by those that follow
+    cfg.model.backbone = dict(type='mmsoft.InLineDeiT', arch='tiny')
+    cfg.model.neck.in_channels = [48, 96, 192, 192]
+    with pytest.raises(ValueError, match='begins at level 1, and nobody reads') as caught:
+        check_levels(cfg)
+    options = str(caught.value).split('--cfg-options ')[1].split()
+    cfg.merge_from_dict({name: ast.literal_eval(value) for name, value in (option.split('=') for option in options)})
+    check_levels(cfg)
+    backbone = MODELS.build(cfg.model.backbone)
+    assert list(backbone.channels) == cfg.model.neck.in_channels
+    assert list(backbone.pyramid.levels) == ['1', '2', '3']

@@ -14,7 +14,6 @@ from small_runs import dump, run, small_config
 import mmsoft
 from mmsoft.datasets.own import OwnDataError
 from mmsoft.engine import own_data
-from mmsoft.engine.browse import drawn_samples
 from mmsoft.engine.config import check_data, load_config
 from mmsoft.engine.heads import head_counts
 from mmsoft.engine.own_data import check_options, use_own_data
@@ -24,7 +23,7 @@ CASES = [
     ('mask_rcnn_soft_pp_tiny_1x_coco', 'coco', NAMES),
     ('retinanet_soft_pp_tiny_1x_coco', 'yolo', NAMES),
     ('upernet_soft_pp_tiny_160k_ade20k', 'colours', ['ground', *NAMES]),
-    ('upernet_soft_pp_tiny_40k_cityscapes', 'labelme', ['background', *sorted(NAMES)]),
+    ('upernet_soft_pp_tiny_160k_ade20k', 'labelme', ['background', *sorted(NAMES)]),
     ('soft_pp_tiny_300e_in1k', 'csv', sorted(NAMES)),
 ]
 
@@ -54,11 +53,10 @@ def test_a_config_follows_the_data_and_is_all_that_is_needed(config, name, class
         assert list(derived.test_dataloader.dataset.metainfo.palette[0]) in [[0, 0, 0], [230, 23, 23]]
     if name == 'coco':
         assert derived.val_evaluator.metric == ['bbox', 'segm']
-    assert len(drawn_samples(derived, 'val', 1, tmp_path / 'faults.jsonl')) == 1
-    assert not (tmp_path / 'faults.jsonl').exists()
     (folder,) = (tmp_path / 'run' / 'data').iterdir()
     assert folder.name.startswith('my set-')
     assert (folder / 'samples.png').is_file()
+    assert not (folder / 'samples_faults.jsonl').exists()
     told = capsys.readouterr().out
     assert (folder / 'found.md').read_text() in told
     assert all(f'\n| {label} |' in told for label in classes)
@@ -122,11 +120,10 @@ def test_from_a_folder_to_detections(tmp_path):
     assert Path(config) == work / 'small.py'
     shutil.rmtree(tmp_path / 'world')  # the run needs nothing but the set
     run('test', config, weights)
-    assert any(
-        'ground' in name or 'plate' in name for name in json.loads((work / 'metrics.json').read_text())['metrics']
-    )
+    metrics = json.loads((work / 'metrics.json').read_text())['metrics']
+    assert all(any(name in metric for metric in metrics) for name in NAMES)
     own_sets.write_picture(tmp_path / 'new.png', next(own_sets.drawn(1)).image)
     run('predict', weights, tmp_path / 'new.png', '--out-dir', tmp_path / 'found')
-    categories = json.loads((tmp_path / 'found' / 'categories.json').read_text())
+    categories = json.loads((tmp_path / 'found' / 'categories.json').read_text())['categories']
     assert [category['name'] for category in categories] == NAMES
     assert {path: path.read_bytes() for path in root.rglob('*') if path.is_file()} == before

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from frontier_reference import frontier_reference
-from helpers import Golden, relative_error
+from helpers import ROOT, Golden, relative_error
 
 from mmsoft import models
 from mmsoft.checkpoints import Checkpoint, CheckpointError, convert, from_published, load, read_architecture
+from mmsoft.engine.complexity import count_macs
 from mmsoft.models.family import FAMILIES, our_family, published_family
 
 TITLES = ('MILA', 'RAVLT')
@@ -338,3 +339,20 @@ def test_files_that_are_not_theirs(authors):
     lacking = {n: x for n, x in authors['RAVLT'].classifier.items() if 'RoPE' not in n}
     with pytest.raises(CheckpointError, match=r"lack 'stages\.0\.position\.angle'"):
         from_published(lacking)
+
+
+def multiply_adds():
+    """Rows of the table in docs/mila_ravlt.md."""
+    for title, options in (('MILA', {}), ('RAVLT', {}), ('RAVLT', dict(linear=True))):
+        for arch in family_of(title).archs:
+            with torch.device('meta'):
+                backbone = family_of(title).backbone(arch, **options)
+            small, large = (count_macs(backbone, 1, 3, *size) / 1e9 for size in ((800, 1344), (1600, 2688)))
+            name = f"mmsoft.{title}('{arch}'{', linear=True' if options else ''})"
+            yield f'| `{name}` | {small:.1f} | {large:.1f} | {large / small:.2f} |'
+
+
+def test_the_docs_say_what_is_linear():
+    text, rows = (ROOT / 'docs' / 'mila_ravlt.md').read_text(), [*multiply_adds()]
+    assert len(rows) == 11
+    assert '\n'.join(rows) in text

@@ -7,6 +7,7 @@ from helpers import relative_error
 from mmsoft.ops.attention import RIDGE
 from mmsoft.ops.gaussian import gaussian_kernel_reference
 from mmsoft.ops.newton import guarded_scale_reference, matrix_scale
+from mmsoft.ops.triton import landmark_inverse as landmark_inverse_module
 from mmsoft.ops.triton.landmark_inverse import landmark_inverse
 
 OPTIONS = [(normalize, backward) for normalize in (True, False) for backward in ('unrolled', 'closed')]
@@ -93,6 +94,12 @@ def test_identical_landmarks_are_finite(normalize, backward):
     assert relative_error(found, reference(landmarks.detach(), normalize)) < 5e-3
     (gradient,) = torch.autograd.grad(found, landmarks, torch.randn_like(found))
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(('normalize', 'backward'), OPTIONS, ids=IDS)
+def test_a_gradient_in_registers_as_on_amd(normalize, backward, monkeypatch):
+    monkeypatch.setattr(landmark_inverse_module, 'REGISTERS', not landmark_inverse_module.REGISTERS)
+    check(torch.randn(2, 3, 19, 16), 2e-5, normalize, backward=backward)
 
 
 def test_strides_and_runs():

@@ -4,9 +4,18 @@ import torch
 from fresh_python import python
 from helpers import MINI, needs_triton
 from launches import Launches
+from torch import nn
+from torchvision.ops import StochasticDepth
 
 from mmsoft.models import SOFT, InLineSwin
-from mmsoft.ops import dispatch, inline_attention, softmax_free_attention
+from mmsoft.ops import (
+    add_head_convolution,
+    add_norm,
+    dispatch,
+    inline_attention,
+    linear_gelu,
+    softmax_free_attention,
+)
 from mmsoft.ops.dispatch import explain, kernels, no_triton
 
 needs_triton()
@@ -74,6 +83,16 @@ def test_a_compiled_graph_is_whole_and_holds_the_kernels():
     q.requires_grad_()
     torch.compile(lambda *x: inline_attention(*x), backend='aot_eager', fullgraph=True)(q, q, q).sum().backward()
     assert q.grad.shape == q.shape
+    x = torch.empty(2, 30, 32, device='meta', requires_grad=True)
+    weights = torch.empty(2, 1, 5, 5, device='meta', requires_grad=True)
+    norm, layer = nn.LayerNorm(32, device='meta'), nn.Linear(32, 32, device='meta')
+
+    def block(x):
+        s, normed = add_norm(x, add_head_convolution(x, x, weights, (5, 6)), norm, StochasticDepth(0.5, 'row'))
+        return s + linear_gelu(normed, layer, nn.Linear, 'tanh')
+
+    torch.compile(block, backend='aot_eager', fullgraph=True)(x).sum().backward()
+    assert all(leaf.grad is not None for leaf in (x, weights, *norm.parameters(), *layer.parameters()))
 
 
 def test_graphs_for_a_gpu_hold_each_launch_and_nothing_is_written_twice():
@@ -84,6 +103,8 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from mmsoft.ops.triton.depthwise import dynamic_depthwise
+from mmsoft.ops.triton.linear_gelu import linear_gelu
+from mmsoft.ops.triton.residual import add_norm
 from mmsoft.ops.triton.inline import inline_attention
 from mmsoft.ops.triton.kernel_products import nystrom_product
 from mmsoft.ops.triton.landmark_inverse import landmark_inverse
@@ -98,6 +119,8 @@ with FakeTensorMode():
         (5, lambda q, lm: (nystrom_product(q, lm, q, landmark_inverse(lm)),), (q, landmarks)),
         (3, lambda q: (inline_attention(q, q, q, 'exp'),), (q,)),
         (1, lambda x, k: (dynamic_depthwise(x, k),), (x, kernels)),
+        (1, lambda x: add_norm(x, x, x[0, 0], x[0, 0], None, 1.0, 1e-5, True, x.dtype), (x[0],)),
+        (1, lambda x: linear_gelu(x, x, x[:, 0], False, True), (x[0, 0],)),
     ):
         graph = aot_export_joint_simple(function, inputs, trace_joint=False)  # refuses what writes to its inputs
         targets = [str(node.target) for node in graph.graph.nodes]

@@ -1,5 +1,6 @@
 """The check of a GPU, rehearsed on the CPU; that it finds what is wrong, and goes on where memory ends."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from benchmark import on_gpu
+from benchmark import measure, on_gpu
 from benchmark.cases import Case, check_case
 from benchmark.measure import Record
 from helpers import TOOLS, needs_triton
@@ -90,3 +91,43 @@ def test_every_way_is_measured():
     with pytest.raises(ValueError, match='CUDA graphs need a GPU'):
         check_case(Case('swin_tiny', (64, 64), graph=True))
     assert Case('swin_tiny', (64, 64), graph=True).label == 'swin_tiny CUDA graph'
+
+
+def test_a_graph_is_captured_after_runs_aside_and_replayed(monkeypatch):
+    """The order that CUDA graphs ask for, with CUDA's parts replaced by what writes down their use."""
+    done = []
+
+    class Stream:
+        def __init__(self, name='aside'):
+            self.name = name
+
+        def wait_stream(self, other):
+            done.append(f'{self.name} waits for {other.name}')
+
+    class Graph:
+        def replay(self):
+            done.append('replay')
+
+    @contextlib.contextmanager
+    def within(what):
+        done.append(f'into {getattr(what, "name", "graph")}')
+        yield
+        done.append('out')
+
+    replacements = dict(
+        Stream=Stream, current_stream=lambda: Stream('main'), stream=within, graph=within, CUDAGraph=Graph
+    )
+    for name, replacement in replacements.items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+    runs = measure._Runs(Case('swin_tiny', (64, 64)))
+    runs.inputs = None
+    monkeypatch.setattr(runs, '_step', lambda inputs: done.append('step'))
+    runs._capture()
+    assert done == []  # no graph is asked for
+    runs.case = runs.case._replace(graph=True, device='cuda')
+    runs._capture()
+    runs.run()
+    warm = ['step'] * measure.GRAPH_WARM_UPS
+    aside = ['aside waits for main', 'into aside', *warm, 'out', 'main waits for aside']
+    assert done == [*aside, 'into graph', 'step', 'out', 'replay']
+    assert warm

@@ -15,7 +15,7 @@ def cells(line):
 def committed():
     """{kernel: {target: cell}} of the page, and the Triton that made it."""
     text = gpu_kernels.PAGE.read_text()
-    lines = [line for line in text.splitlines() if line.startswith('| ')]
+    lines = [line for line in text.partition('## Launches')[0].splitlines() if line.startswith('| ')]
     targets = cells(lines[0])[2:]
     table = {cells(line)[0]: dict(zip(targets, cells(line)[2:], strict=True)) for line in lines[1:]}
     return table, text.split('with Triton ')[1].split(',')[0]

@@ -42,6 +42,9 @@ def test_numbers_of_the_paper_belong_to_its_recipes():
     for model in MODELS:
         name = model['Name']
         paper = [result for result in model['Results'] if result['Origin'] == 'paper']
+        if name.startswith('ravlt') and name != 'ravlt_small_300e_in1k':
+            assert not paper  # nor has their README
+            continue
         printed = 'in1k' in name if 'inline' in name else '3x' not in name and 'upernet_soft_pp_tiny' not in name
         assert bool(paper) == printed, name
         assert len(paper) in (0, 2 if name.startswith('mask_rcnn') else 1)

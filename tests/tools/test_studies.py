@@ -1,6 +1,8 @@
 """The studies of sizes and of Newton's gradients, run for real at small sizes."""
 
 import pytest
+from small_runs import losses
+from studies import linear as linear_study
 from studies import sizes as size_study
 from studies.backward import summarise, train_pair
 from studies.once import train_once
@@ -41,3 +43,19 @@ def test_the_study_of_sizes_covers_both_attentions_and_rules(tmp_path, monkeypat
     assert size_study.study_table(found).count('\n') == 5
     with pytest.raises(ValueError, match='holds a run of another config'):
         train_once(load_config(mmsoft.config_path('soft_small_300e_in1k')), tmp_path / 'runs/soft_tiny_0', 0)
+
+
+def test_the_study_of_linear_models_scores_teacher_stages_and_scratch(tmp_path, monkeypatch):
+    monkeypatch.setenv('MMSOFT_DEMO_DATA', str(tmp_path / 'data'))
+    for name, value in dict(IMAGES=12, VAL_IMAGES=4).items():
+        monkeypatch.setattr(demo, name, value)
+    monkeypatch.setattr(linear_study, 'STEPS_AN_EPOCH', 3)
+    found = linear_study.study(tmp_path / 'runs', [0], ['labels'], epochs=4)
+    assert list(found['labels']) == list(linear_study.MODELS)
+    assert all(0 < score < 100 for (score,) in found['labels'].values())
+    steps = [len(losses(tmp_path / 'runs/labels_0/linear' / stage)) for stage in ('outputs', 'maps')]
+    assert steps == [1, 2]  # a quarter of the teacher's, together
+    table = linear_study.study_table(found)
+    assert '| linear |' in table
+    assert '(100 %)' in table.splitlines()[2]
+    assert linear_study.study(tmp_path / 'runs', [0], ['labels'], epochs=4) == found  # nothing is done twice

@@ -12,6 +12,7 @@ from mmsoft.ops import softmax_free_attention_reference
 from mmsoft.visualization import attention_maps, attention_rows
 from mmsoft.visualization.looking import heads_of, hooked, look, values_of
 
+WITHOUT = ('own_family', 'mila')  # convolutions alone; values that are no projection
 SIZES = dict(inline_swin=224, inline_cswin=224)  # whole windows: the bias is a value of padding as well
 
 
@@ -22,7 +23,9 @@ def outputs_and_values(seen):
     def keep(module, inputs, output):
         if module is seen.layer.proj:
             return inputs[0]
-        found['v'] = output[..., -inputs[0].shape[-1] :]
+        width = inputs[0].shape[-1]
+        output = output[..., :-width] if output.shape[-1] == 4 * width else output
+        found['v'] = output[..., -width:]
         return None
 
     with hooked((seen.layer.proj, keep), (values_of(seen.layer), keep)), torch.no_grad():
@@ -31,11 +34,15 @@ def outputs_and_values(seen):
     return (part[0].unflatten(-1, (heads_of(seen.layer), -1)) for part in (found['y'], found['v']))
 
 
-@pytest.mark.parametrize('case', [case for case in CASES if case != 'own_family'])  # which has convolutions alone
+@pytest.mark.parametrize('case', [case for case in CASES if case not in WITHOUT] + ['polaformer'])
 def test_rows_times_values_are_what_every_attention_gives(case):
-    model = CASES[case].build().eval()
+    model = (SOFT(MINI, attn='polaformer') if case == 'polaformer' else CASES[case].build()).eval()
     for name, parameter in model.named_parameters():  # rows that are far from uniform; no bias beside the values
-        parameter.data.mul_(3 if parameter.dim() > 1 else not name.endswith('lepe.bias'))
+        parameter.data.mul_(3 if parameter.dim() > 1 else not name.endswith(('lepe.bias', 'dwc.bias')))
+    for name, layer in model.named_modules():
+        if name.endswith(('.qkvo', '.qg')):  # open gates
+            width = layer.in_features
+            layer.weight.data[-width:], layer.bias.data[-width:] = 0, 1
     checked = 0
     for seen in look(model, torch.randn(1, 3, SIZES.get(case, 96), SIZES.get(case, 128))):
         count, channel = seen.x.shape[1], 3

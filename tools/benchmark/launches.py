@@ -20,6 +20,8 @@ MODELS = (
     'inline_swin_tiny',
     'inline_cswin_tiny',
     'inline_deit_tiny',
+    'mila_tiny',
+    'ravlt_tiny',
     'swin_tiny',
     'convnext_tiny',
     'pvtv2_b2',
@@ -60,7 +62,13 @@ def launches_markdown(report: dict[str, Any]) -> str:
     for (model, road), tasks in pairs.items():
         lines.append(f'| {model} | {road} | {_counts(tasks["forward"])} | {_counts(tasks["train"])} |')
     lines += ['', f'Predicted, not measured: {report["formula"]}', '']
-    lines += [f'| predicted ms: fp32 / bf16 / bf16 as CUDA graph | road | task | {" | ".join(GPUS)} |']
+    lines += [
+        "| makers' peak figures | memory, GB/s | fp32, TFLOPS | bf16 tensor cores, dense, TFLOPS |",
+        '|---|---|---|---|',
+    ]
+    for name, gpu in GPUS.items():
+        lines.append(f'| {name} | {gpu.bandwidth / 1e9:.0f} | {gpu.peak / 1e12:.1f} | {gpu.half_peak / 1e12:.0f} |')
+    lines += ['', f'| predicted ms: fp32 / bf16 / bf16 as CUDA graph | road | task | {" | ".join(GPUS)} |']
     lines += [f'|---|---|---|{"---|" * len(GPUS)}']
     for row in report['cases']:
         times = [[1e3 * row[f'predicted_{gpu}_{how}'] for how in ('fp32', 'bf16', 'graph_bf16')] for gpu in GPUS]

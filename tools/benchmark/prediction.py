@@ -10,8 +10,9 @@ from .counter import Asked
 
 FORMULA = (
     'time = max(launches x launch cost, bytes / bandwidth + 2 x multiply-adds / peak). A CUDA graph costs no launch; '
-    'bf16 halves bytes and has the peak of tensor cores, fp32 that without them. Bandwidth and peaks are as published, '
-    'and a launch costs the host 7 microseconds. Real kernels reach part of the peaks; caches save some of the bytes.'
+    'bf16 halves bytes and has the peak of tensor cores, fp32 that without them. Bandwidth and peaks are those that '
+    'makers publish; a launch is taken to cost the host 7 microseconds. Real kernels reach part of the peaks; caches '
+    'save some of the bytes.'
 )
 
 
@@ -24,7 +25,8 @@ class Machine(NamedTuple):
     launch: float = 7e-6
 
 
-# the makers' data sheets: memory bandwidth, fp32 without tensor cores, dense bf16 with them
+# The makers' peak figures, which no program reaches: memory bandwidth; fp32 without tensor cores; bf16 with them, dense
+# (data sheets often name twice that, with sparsity) and accumulated in fp32.
 GPUS = {
     'A100 SXM 80 GB': Machine(2039e9, 19.5e12, 312e12),
     'H100 SXM': Machine(3350e9, 66.9e12, 989e12),

@@ -14,6 +14,9 @@ from .launch import PRECISION, block, operator, wrap_triton
 
 MAX_LANDMARKS = 64
 WARPS = 8
+# On AMD a gradient's matrices stay in registers, of which warps of 64 threads have enough: barriers do not order there
+# what threads hand to each other through memory. On NVIDIA's GPUs they lie in memory, as registers would spill.
+REGISTERS = bool(torch.version.hip)
 
 
 @triton.jit
@@ -131,7 +134,8 @@ def _share(matrix, value, M: tl.constexpr):
 @triton.jit
 def _reverse_kernel(
     stats, inverse, steps, scratch, grad, grad_a, grad_alpha, heads, m,
-    ITERATIONS: tl.constexpr, NORMALIZE: tl.constexpr, CLOSED: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
+    ITERATIONS: tl.constexpr, NORMALIZE: tl.constexpr, CLOSED: tl.constexpr, REGISTERS: tl.constexpr, M: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """From the gradient of the inverse (n, m, m) to those of A (n, M, M) and of alpha (n)."""
     index = tl.program_id(0).to(tl.int64)
@@ -149,7 +153,9 @@ def _reverse_kernel(
         root = tl.sqrt(sums)
         g /= root[:, None] * root[None, :]
         y *= root[:, None] * root[None, :]
-    if CLOSED:  # dA = -Y G Y
+    if CLOSED and REGISTERS:  # dA = -Y G Y
+        da -= tl.dot(tl.dot(y, g, input_precision=PRECISION), y, input_precision=PRECISION)
+    elif CLOSED:
         _share(shared_g, g, M)
         _share(shared_y, y, M)
         _share(shared_xg, _product(shared_y, shared_g, M, PRECISION), M)
@@ -158,10 +164,16 @@ def _reverse_kernel(
         steps += index * (1 + ITERATIONS) * M * M
         for step in range(ITERATIONS):  # Y = 2 X - X A X: dX = 2 G - A X G - (A X G)', dA = -X G X
             x = steps + (ITERATIONS - step) * M * M
-            _share(shared_g, g, M)
-            _share(shared_xg, _product(x, shared_g, M, PRECISION), M)
-            da -= _product(shared_xg, x, M, PRECISION)
-            axg = _product(steps, shared_xg, M, PRECISION)
+            if REGISTERS:
+                tile = tl.load(x + _padded(M))
+                xg = tl.dot(tile, g, input_precision=PRECISION)
+                da -= tl.dot(xg, tile, input_precision=PRECISION)
+                axg = tl.dot(tl.load(steps + _padded(M)), xg, input_precision=PRECISION)
+            else:
+                _share(shared_g, g, M)
+                _share(shared_xg, _product(x, shared_g, M, PRECISION), M)
+                da -= _product(shared_xg, x, M, PRECISION)
+                axg = _product(steps, shared_xg, M, PRECISION)
             g = 2 * g - axg - tl.trans(axg)
         alpha, _norm = _scale(stats + index // heads * heads * 3 * M, index % heads, heads, NORMALIZE, M)
         da += alpha * g
@@ -238,8 +250,8 @@ def landmark_reverse(
     scratch = stats.new_empty((batch, heads, 3, M, M))
     wrap_triton(_reverse_kernel, grad)[(batch * heads,)](
         stats, inverse, steps, scratch, grad, grad_a, grad_alpha, heads, m,
-        ITERATIONS=0 if closed else steps.shape[2] - 1, NORMALIZE=normalize, CLOSED=closed, M=M, PRECISION=PRECISION,
-        num_warps=WARPS,
+        ITERATIONS=0 if closed else steps.shape[2] - 1, NORMALIZE=normalize, CLOSED=closed, REGISTERS=REGISTERS, M=M,
+        PRECISION=PRECISION, num_warps=WARPS,
     )  # fmt: skip
     return grad_a, grad_alpha
 

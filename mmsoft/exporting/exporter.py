@@ -1,22 +1,24 @@
 """A checkpoint to a file that runs without torch and OpenMMLab, and a table that shows that it answers the same."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 
 from mmsoft.datasets.layout import leaf_datasets
-from mmsoft.deploy import load
+from mmsoft.deploy import Model
+from mmsoft.deploy.runtimes import OnnxRuntime
 from mmsoft.engine.config import load_config
 from mmsoft.engine.predictor import Predictor
 from mmsoft.weights.writing import whole_file
 
-from .building import ExportError, whole_model
-from .graph import make_graph, write_onnx
-from .parity import TOLERANCES, Row, check, compare, pictures_of, table
+from .building import ExportError, raw_model, whole_model
+from .graph import ProgramRuntime, least_side, make_graph, write_onnx, write_pt2
+from .parity import TOLERANCES, Row, check, compare, compare_raw, pictures_of, table
 
-SUFFIXES = ('.onnx',)
+SUFFIXES = ('.onnx', '.pt2')
 
 
 def export(
@@ -27,8 +29,12 @@ def export(
     pictures: Sequence[str] = (),
     trust: bool = False,
     options: Mapping[str, Any] | None = None,
+    raw: bool = False,
 ) -> list[Row]:
-    """Write ``out`` if its answers on the pictures, or on drawn ones, are those of the checkpoint; the comparison."""
+    """Write ``out`` if its answers on the pictures, or on drawn ones, are those of the checkpoint; the comparison.
+
+    ``raw``: what the network gives, without what follows it.
+    """
     out = Path(out)
     if out.suffix not in SUFFIXES:
         raise ExportError(f'--out {str(out)!r}: its suffix says the format; choose one of {", ".join(SUFFIXES)}')
@@ -37,21 +43,30 @@ def export(
     images = pictures_of(pictures)
     cfg = load_config(config) if isinstance(config, str) else config
     predictor = Predictor(checkpoint, cfg, 'cpu', trust, options)
-    whole, steps = whole_model(predictor)
+    whole, steps = raw_model(predictor) if raw else whole_model(predictor)
     about = dict(
-        task=predictor.task.name,
+        task='raw' if raw else predictor.task.name,
         classes=list(predictor.meta['classes']),
         palette=predictor.meta['palette'],
-        preprocessing=steps,
+        preprocessing=steps if 'crop' in steps else dict(steps, least=least_side(whole)),
         precision=precision,
         dataset=_dataset(predictor.cfg),
     )
+    reference = deepcopy(whole) if raw else predictor
+    if precision == 'fp16':  # the operators compute in float32 what half precision cannot hold
+        whole.model = deepcopy(whole.model).half()
     side = tuple(steps['crop']) if 'crop' in steps else None
-    graph = make_graph(whole.half() if precision == 'fp16' else whole, side)
-    whole.float()
+    graph = make_graph(whole, side, torch_alone=out.suffix == '.pt2')
     with whole_file(out) as partial:
-        write_onnx(graph, whole, about, partial)
-        rows = list(compare(predictor, load(partial), images, TOLERANCES[precision]))
+        if out.suffix == '.pt2':
+            write_pt2(graph, about, partial)
+        else:
+            write_onnx(graph, whole, about, partial)
+        runtime = ProgramRuntime if out.suffix == '.pt2' else OnnxRuntime
+        if raw:
+            rows = list(compare_raw(reference, runtime(partial, None), side))
+        else:
+            rows = list(compare(reference, Model(partial, runtime), images, TOLERANCES[precision]))
         print(table(rows))
         check(rows, precision)
     return rows

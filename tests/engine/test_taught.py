@@ -1,0 +1,68 @@
+"""A classifier that learns of a teacher's predictions as well as of labels."""
+
+import copy
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS, init_default_scope
+from small_runs import small_config
+
+import mmsoft.registry  # noqa: F401
+from mmsoft.datasets.class_folders import ClassSample
+
+
+@pytest.fixture(scope='module')
+def teacher(tmp_path_factory):
+    torch.manual_seed(0)
+    model = timm.create_model('resnet10t', num_classes=6).eval()
+    file = tmp_path_factory.mktemp('teacher') / 'resnet.pth'
+    torch.save(model.state_dict(), file)
+    return model, dict(source='timm:resnet10t', checkpoint=str(file))
+
+
+def build(folder, **teacher):
+    cfg = small_config('classifier', folder)
+    init_default_scope(cfg.default_scope)
+    cfg.model.backbone.drop_path_rate = 0.0
+    cfg.model.mixup = None
+    torch.manual_seed(1)
+    return MODELS.build(dict(cfg.model, teacher=teacher or None))
+
+
+def test_losses_are_those_of_the_definition(teacher, tmp_path):
+    model, options = teacher
+    images = torch.randn(4, 3, 64, 64)
+    samples = [ClassSample(gt_label=label) for label in (0, 3, 5, 1)]
+    plain = build(tmp_path)
+    logits, labels = plain.backbone(images), plain(images, samples, 'loss')['loss']
+    wanted = model(images)
+    hard = build(tmp_path, **options, weight=0.25)
+    assert hard.state_dict().keys() == plain.state_dict().keys()
+    expected = 0.75 * labels + 0.25 * F.cross_entropy(logits, wanted.argmax(1))
+    assert hard(images, samples, 'loss')['loss'].item() == pytest.approx(expected.item(), rel=1e-5)
+    soft = build(tmp_path, **options, kind='soft', weight=1.0, temperature=3.0)
+    p = (wanted / 3).softmax(1)
+    expected = 9 * (p * (p.log() - (logits / 3).log_softmax(1))).sum(1).mean()
+    loss = soft(images, samples, 'loss')['loss']
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in soft.teacher.model.parameters())
+    assert copy.deepcopy(soft).teacher is soft.teacher
+    assert soft.double().teacher.model.fc.weight.dtype == torch.float64
+
+
+def test_teachers_that_cannot_teach_are_told_of(teacher, tmp_path):
+    _, options = teacher
+    with pytest.raises(ValueError, match=r'kind must be one of soft, hard|kind'):
+        build(tmp_path, **options, kind='warm')
+    with pytest.raises(ValueError, match='weight must be above 0'):
+        build(tmp_path, **options, weight=0.0)
+    with pytest.raises(ValueError, match='has no effect'):
+        build(tmp_path, **options, temperature=2.0)
+    other = tmp_path / 'other.pth'
+    torch.save(timm.create_model('resnet10t', num_classes=9).state_dict(), other)
+    model = build(tmp_path, source='timm:resnet10t', checkpoint=str(other))
+    with pytest.raises(ValueError, match=r'gives \(1, 9\) logits, the pupil \(1, 6\)'):
+        model(torch.randn(1, 3, 64, 64), [ClassSample(gt_label=0)], 'loss')

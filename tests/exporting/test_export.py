@@ -1,0 +1,156 @@
+"""Whole models in a file: the answers of the checkpoint, at sizes that the export never saw, in both runtimes."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from helpers import ROOT
+from mmengine.registry import MODELS, init_default_scope
+from small_runs import small_config
+
+from mmsoft.deploy import ModelFileError, load
+from mmsoft.deploy.runtimes import KEY
+from mmsoft.engine.predict import predict
+from mmsoft.engine.predictor import Predictor
+from mmsoft.exporting import export
+from mmsoft.exporting.building import ExportError, whole_model
+from mmsoft.exporting.parity import TOLERANCES, compare_answers
+
+
+def spread(model):
+    """Random heads that find many boxes of many classes."""
+    for name, part in model.named_modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.running_var.uniform_(0.5, 2)
+        if name.endswith(('retina_cls', 'fc_cls', 'rpn_cls')):
+            torch.nn.init.normal_(part.weight, std=0.2)
+            torch.nn.init.zeros_(part.bias)
+        if name.endswith(('retina_reg', 'rpn_reg', 'fc_reg')):
+            torch.nn.init.normal_(part.weight, std=0.05)
+
+
+def checkpoint_of(method, folder):
+    """A narrow model at random."""
+    cfg = small_config(method, folder)
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    torch.manual_seed(0)
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    spread(model)
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(cfg=cfg.pretty_text)), folder / 'model.pth')
+    return str(folder / 'model.pth')
+
+
+@pytest.fixture(scope='module', params=['retinanet', 'mask_rcnn', 'upernet', 'classifier'])
+def exported(request, tmp_path_factory):
+    """A folder with a checkpoint and its file."""
+    folder = tmp_path_factory.mktemp(request.param)
+    export(None, checkpoint_of(request.param, folder), folder / 'model.onnx')
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_the_file_answers_as_the_checkpoint_at_every_size(exported, capsys):
+    predictor, models = Predictor(exported / 'model.pth', device='cpu'), [load(exported / 'model.onnx')]
+    models.append(load(exported / 'model.onnx', runtime='openvino'))
+    rng = np.random.default_rng(3)
+    for height, width in [(64, 96), (200, 60), (33, 180), (64, 97)]:
+        image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        expected = predictor(image)
+        assert expected.labels is None or len(expected.labels)
+        for model in models:
+            row = compare_answers(expected, model(image), TOLERANCES['fp32'])
+            assert not row.worst_of(TOLERANCES['fp32']), (row, model.runtime)
+    images = [rng.integers(0, 256, (50, 70, 3), dtype=np.uint8) for _ in range(3)]
+    for alone, together in zip(map(models[0], images), models[0](images), strict=True):
+        for name in ('boxes', 'scores', 'label_map'):
+            if (value := getattr(alone, name)) is not None:
+                np.testing.assert_allclose(getattr(together, name), value, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_predicting_with_the_file_gives_the_same_files(exported, tmp_path):
+    picture = tmp_path / 'a.png'
+    import cv2
+
+    cv2.imwrite(str(picture), np.random.default_rng(4).integers(0, 256, (60, 90, 3), dtype=np.uint8))
+    for name in ('model.pth', 'model.onnx'):
+        assert predict(None, str(exported / name), [str(picture)], tmp_path / name, device='cpu').read == 1
+    folders = tmp_path / 'model.pth', tmp_path / 'model.onnx'
+    ours, theirs = (sorted(p.relative_to(folder) for p in folder.rglob('*.*')) for folder in folders)
+    assert ours == theirs
+    for name in ours:
+        if name.suffix == '.png':
+            a, b = (cv2.imread(str(folder / name)).astype(int) for folder in folders)
+            assert (a != b).mean() < 0.01, name
+
+
+@pytest.mark.slow
+def test_a_file_is_standard_and_holds_no_maps(exported):
+    model = onnx.load(exported / 'model.onnx')
+    assert {entry.domain for entry in model.opset_import if entry.domain in {n.domain for n in model.graph.node}} <= {
+        ''
+    }
+    weights = Predictor(exported / 'model.pth', device='cpu').model.state_dict().values()
+    largest = max(max(value.numel() for value in weights), 20000)  # the table of grids
+    assert all(np.prod(constant.dims) <= largest for constant in model.graph.initializer)
+
+
+def damaged(path, source, change):
+    model = onnx.load(source)
+    entry = next(entry for entry in model.metadata_props if entry.key == KEY)
+    entry.value = change(entry.value)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.slow
+def test_what_cannot_be_run_gets_a_sentence(exported, tmp_path):
+    newer = damaged(tmp_path / 'a.onnx', exported / 'model.onnx', lambda t: json.dumps(dict(json.loads(t), format=9)))
+    with pytest.raises(ModelFileError, match=r'is of format 9, and this mmsoft reads up to 1: .* upgrade with `pip'):
+        load(newer)
+    with pytest.raises(ModelFileError, match=r'its metadata under .* is damaged; export it again'):
+        load(damaged(tmp_path / 'b.onnx', exported / 'model.onnx', lambda text: text[:-9]))
+    (tmp_path / 'c.onnx').write_bytes(b'none')
+    with pytest.raises(ModelFileError, match='is no model that onnxruntime can load'):
+        load(tmp_path / 'c.onnx')
+    with pytest.raises(FileNotFoundError, match='there is no such model file'):
+        load('nowhere.onnx')
+    with pytest.raises(ValueError, match="runtime 'tensorrt' is unknown; choose one of onnxruntime, openvino"):
+        load(exported / 'model.onnx', runtime='tensorrt')
+    with pytest.raises(ExportError, match=r'its suffix says the format; choose one of \.onnx'):
+        export(None, str(exported / 'model.pth'), tmp_path / 'model.zip')
+    assert not list(tmp_path.glob('*.part'))
+
+
+def test_a_foreign_part_is_refused(tmp_path):
+    cfg = small_config('retinanet', tmp_path)
+    cfg.test_dataloader.dataset.pipeline.insert(2, dict(type='Pad', size_divisor=32))
+    init_default_scope('mmdet')
+    from types import SimpleNamespace
+
+    from mmsoft.engine.tasks import task_of
+
+    built = SimpleNamespace(cfg=cfg, model=MODELS.build(cfg.model), task=task_of(cfg))
+    with pytest.raises(ExportError, match='the test pipeline has the step Pad, which no file repeats'):
+        whole_model(built)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_half_precision_stays_finite(tmp_path):
+    (row, *_) = export(None, checkpoint_of('classifier', tmp_path), tmp_path / 'half.onnx', precision='fp16')
+    assert row.labels == 1
+    stored = onnx.load(tmp_path / 'half.onnx')
+    halves = [np.prod(w.dims) for w in stored.graph.initializer if w.data_type == onnx.TensorProto.FLOAT16]
+    assert sum(halves) > 0.9 * sum(np.prod(weight.dims) for weight in stored.graph.initializer)
+    assert str(ROOT) not in str(stored), 'paths of the machine that made the file'
+    model = load(tmp_path / 'half.onnx')
+    pixels = np.random.default_rng(5).uniform(0, 255, (1, 3, *model.steps['crop'])).astype(np.float32)
+    for factor in (0, 1000):
+        (found,) = model.run(factor * pixels, (1, 1))
+        assert np.isfinite(found.scores).all()
