@@ -13,7 +13,7 @@ from mmsoft.ops import kernels
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-NOT_COUNTED = 'norms, activations, resizing, RoIAlign and NMS'
+NOT_COUNTED = 'norms, activations, resizing, sampling, RoIAlign and NMS'
 
 
 def _attention_flops(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *_, **__) -> int:
@@ -61,7 +61,7 @@ def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[li
     """Parts of the config's model, ``total`` last, at one image of (height, width), and remarks.
 
     The names of parts within another part are indented; the others add up to the total. Neither
-    data nor weights are needed, and no numbers are computed: shapes are enough.
+    data nor weights are needed. Shapes are enough, except for deformable attention, which computes numbers.
     """
     from mmengine.model import revert_sync_batchnorm
     from mmengine.registry import MODELS, init_default_scope
@@ -71,7 +71,10 @@ def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[li
 
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     without_pretrained(cfg)
-    model = revert_sync_batchnorm(MODELS.build(cfg.model)).eval().to('meta')
+    model = revert_sync_batchnorm(MODELS.build(cfg.model)).eval()
+    deformable = any(type(module).__name__ == 'MultiScaleDeformableAttention' for module in model.modules())
+    device = 'cpu' if deformable else 'meta'
+    model.to(device)
     task = task_of(cfg)
     height, width = shape or task.input_shape(cfg)
     if min(height, width) < 1:
@@ -86,7 +89,7 @@ def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[li
     with torch.no_grad(), _counter() as counter:
         for name, module in modules.items():
             _watch(module, name, counter, macs)
-        remarks += task.run(model, torch.zeros(1, 3, *padded, device='meta'))
+        remarks += task.run(model, torch.zeros(1, 3, *padded, device=device))
     parts = [Part(name, _size(module), macs.get(name)) for name, module in modules.items()]
     idle = [part.name for part in parts if part.macs is None]
     if idle:
@@ -96,14 +99,23 @@ def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[li
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Children with parameters by name; RoI heads in their parts, and the backbone's stages indented after it."""
+    """Children with parameters by name; RoI heads in parts and stages, the backbone's stages indented after it."""
     for name, module in model.named_children():
         if name == 'roi_head':
-            yield from ((f'{name}.{part}', inner) for part, inner in module.named_children() if _size(inner))
+            yield from _stages_apart(name, module)
         elif _size(module):
             yield name, module
             if isinstance(stages := getattr(module, 'stages', None), nn.ModuleList):
                 yield from ((f'  stage {number}', stage) for number, stage in enumerate(stages, start=1))
+
+
+def _stages_apart(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Children with parameters; a list, which never runs itself, in its modules."""
+    for part, inner in module.named_children():
+        if isinstance(inner, nn.ModuleList):
+            yield from _stages_apart(f'{name}.{part}', inner)
+        elif _size(inner):
+            yield f'{name}.{part}', inner
 
 
 def _size(module: nn.Module) -> int:

@@ -4,7 +4,7 @@ Another task is a record here, in TASKS before those that would take its models 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,20 +125,42 @@ def run_whole(model: nn.Module, images: Tensor) -> list[str]:
 
 
 def run_detector(model: nn.Module, images: Tensor) -> list[str]:
-    """With as many proposals as the config permits."""
+    """With as many proposals as the config permits, and the head of stuff where there is one."""
+    samples = [_sample_of(images)]
     if not getattr(model, 'with_roi_head', False):
-        return run_whole(model, images)
-    from mmengine.structures import InstanceData
-
+        model(images, samples, mode='tensor')
+        return []
     features = model.extract_feat(images)
-    model.rpn_head(features)
     for extractor in (m for m in model.roi_head.modules() if hasattr(m, 'roi_layers')):
         _give_zeros(extractor)
-    proposals = images.new_zeros(model.test_cfg.rpn.max_per_img, 4)
-    # without predictions, mmdet gives the mask head the first 100 proposals
-    model.roi_head.forward(features, [InstanceData(bboxes=proposals)], None)
-    masks = f', and {min(100, len(proposals))} masks' if model.roi_head.with_mask else ''
-    return [f'{len(proposals)} proposals, the most that the config permits{masks}']
+    found = _proposals(model, features, samples)
+    model.roi_head.forward(features, found, samples)
+    if getattr(model, 'with_semantic_head', False):
+        model.semantic_head(features)
+    proposals, masks = len(found[0].bboxes), ''
+    if model.roi_head.with_mask:  # of later stages all; without predictions, mmdet gives one head the first 100
+        several = isinstance(model.roi_head.mask_head, nn.ModuleList)
+        masks = f', and {proposals if several else min(100, proposals)} masks'
+    return [f'{proposals} proposals, the most that the config permits{masks}']
+
+
+def _sample_of(images: Tensor) -> Any:
+    """What heads are told of a picture that was not resized."""
+    from mmdet.structures import DetDataSample
+
+    shape = tuple(images.shape[-2:])
+    shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), shape)
+    return DetDataSample(metainfo=dict(shapes, scale_factor=(1.0, 1.0), img_id=0))
+
+
+def _proposals(model: nn.Module, features: Sequence[Tensor], samples: Sequence[Any]) -> list[Any]:
+    """Learned ones as they are; of an RPN, which runs, as many zeros as it may give."""
+    from mmengine.structures import InstanceData
+
+    if not hasattr(model.rpn_head, 'prior_generator'):
+        return model.rpn_head.predict(features, samples)
+    model.rpn_head(features)
+    return [InstanceData(bboxes=features[0].new_zeros(model.test_cfg.rpn.max_per_img, 4))]
 
 
 def _give_zeros(extractor: nn.Module) -> None:

@@ -15,6 +15,8 @@ from mmengine.registry import MODELS, init_default_scope
 
 from mmsoft import Predictor
 from mmsoft.datasets.miniature import write_world
+from mmsoft.engine.browse import browse
+from mmsoft.engine.complexity import count_parts
 from mmsoft.engine.parts import LOADERS
 from mmsoft.engine.predict import predict
 from mmsoft.engine.training import evaluate, train
@@ -54,6 +56,28 @@ def small(name):
         if 'scale' in step:
             step.scale = (96, 64)
     return cfg
+
+
+CASCADE = 'cascade_rcnn/cascade-mask-rcnn_r50_fpn_1x_coco.py'
+
+
+def stages():
+    cfg = Config.fromfile(ZOO['mmdet'] / CASCADE)
+    cfg.model.backbone, cfg.model.neck.in_channels, cfg.model.test_cfg.rpn.max_per_img = BACKBONE, DIMS, 20
+    return cfg
+
+
+@pytest.mark.parametrize('name', [*CASES, CASCADE])
+def test_multiply_adds_of_nested_heads_are_counted_in_full(name):
+    """Of stages of heads, heads of stuff and heads that ask for a sample; nothing that runs in testing is left out."""
+    parts, remarks = count_parts(stages() if name == CASCADE else small(name), (64, 96))
+    outer = [part for part in parts[:-1] if not part.name.startswith(' ')]
+    assert sum(part.parameters for part in outer) == parts[-1].parameters
+    assert sum(part.macs or 0 for part in outer) == parts[-1].macs
+    assert [part.name for part in outer if not part.macs] == ['auxiliary_head'] * ('knet' in name)
+    if name == CASCADE:
+        assert {f'roi_head.mask_head.{stage}' for stage in range(3)} < {part.name for part in outer}
+        assert remarks[1] == '20 proposals, the most that the config permits, and 20 masks'
 
 
 @pytest.mark.slow
@@ -104,7 +128,8 @@ def shortest(name, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [*CASES][:2])
-def test_methods_with_nested_heads_train_and_test(name, tmp_path):
+def test_methods_with_nested_heads_are_browsed_trained_and_tested(name, tmp_path):
+    assert browse(shortest(name, tmp_path), tmp_path / 'seen', count=1).is_file()
     train(shortest(name, tmp_path), work_dir=str(tmp_path / 'run'))
     path = tmp_path / 'run' / 'iter_1.pth'
     evaluate(shortest(name, tmp_path), str(path), work_dir=str(tmp_path / 'tested'))
