@@ -19,7 +19,6 @@ from mmsoft.engine.demo import overlay
 from mmsoft.engine.launch import start_processes
 from mmsoft.engine.lock import lock_work_dir
 from mmsoft.engine.parts import LOADERS
-from mmsoft.engine.tasks import CLASSIFICATION, task_of
 from mmsoft.engine.training import train
 from mmsoft.versions import require
 from mmsoft.visualization import plot_curves
@@ -39,6 +38,7 @@ BASES = {
     'InLine-PVT': 'inline_pvt_tiny_300e_in1k',
 }
 HEADS = ('head.fc.weight', 'head.weight', 'fc.weight', 'classifier.weight')  # last layers of classifiers
+STEPS = dict(outputs=1000, maps=4000)  # iterations, by default
 TRANSFORM = ('mean', 'std', 'crop_pct', 'interpolation')
 
 
@@ -216,7 +216,6 @@ def teaching_config(
 ) -> Config:
     """The run of a stage: what ``train`` takes."""
     base = linear.cfg
-    # an earlier stage's weights; whatever started the run, no path of the configs names labels
     warmup = max(steps // 20, 1)
     cosine = dict(type='CosineAnnealingLR', T_max=max(steps - warmup, 1), eta_min=lr / 100)
     return Config(
@@ -389,9 +388,6 @@ def _teach(
     return linear.with_part(part)
 
 
-STEPS = dict(outputs=1000, maps=4000)
-
-
 def _finish(linear: Linear, out: Path, source: Source, stages: Sequence[str]) -> None:
     """``linear.pth`` and ``linear.py``, from which ``train.py`` goes on; curves of the stages."""
     path = save(linear, out, 'linear', source)
@@ -402,7 +398,3 @@ def _finish(linear: Linear, out: Path, source: Source, stages: Sequence[str]) ->
         if (out / stage).is_dir():
             plot_curves([out / stage], out / f'{stage}.png', ['loss', 'error'])
             (out / f'before_{stage}.pth').unlink(missing_ok=True)
-
-
-def is_classifier(linear: Linear) -> bool:
-    return task_of(linear.cfg) is CLASSIFICATION
