@@ -27,6 +27,7 @@ GROUPS = {
     'export': ('onnx', 'onnxscript'),
     'deploy': ('PIL', 'onnxruntime'),
     'openvino': ('openvino',),
+    'serve': ('starlette', 'uvicorn'),
 }
 LINES = {'onedl': 'onedl (maintained)', 'original': 'original'}
 OPERATORS = {
@@ -193,7 +194,7 @@ def main() -> int:
         if report.works('mmcv'):
             report.try_row('mmcv operators', _operators)
     _devices(report)
-    if _is_there('torch') and report.works('torch'):
+    if _is_there('torchvision') and report.works('torchvision'):
         report.try_row('kernels', _kernels)
     print('', *report.faults.values(), sep='\n')
     if not report.faults:

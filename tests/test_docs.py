@@ -8,12 +8,14 @@ import torch
 from helpers import ROOT
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+from own_sets import coco
 from PIL import Image
 from small_runs import small_checkpoint
 from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
+from mmsoft.cli import copy_config
 from mmsoft.engine.config import without_pretrained
 from mmsoft.models import FAMILIES, SOFTClassifier
 
@@ -24,6 +26,8 @@ SEGMENTATION = Path(mmseg.__file__).parent / '.mim' / 'configs'
 
 def run_python(example: Example) -> None:
     """A block that has a ``_base_`` is a config, which is read and whose model is built; others are run."""
+    if 'read_base' in example.parsed:
+        return  # this style is read by tests/engine/test_new_style.py
     if '_base_' not in example.parsed:
         PythonEvaluator()(example)
         return
@@ -41,12 +45,14 @@ PYTHON = Sybil(parsers=[CodeBlockParser('python', run_python), SkipParser()])
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """What the pages name: the authors' file, a checkpoint of a training, and a picture."""
+    """What the pages name: the authors' file, a checkpoint of a training, a config, a set of data and a picture."""
     folder = tmp_path_factory.mktemp('reader')
     state = FAMILIES['SOFT'].to_published(SOFTClassifier('tiny', attn='soft').state_dict())
     for name in ('soft_tiny.pth', 'downloaded.pth'):
         torch.save(dict(model=state), folder / name)
     small_checkpoint('retinanet', folder)[1].rename(folder / 'epoch_12.pth')
+    copy_config('retinanet_soft_pp_tiny_1x_coco', folder)
+    coco(folder / 'my_set', 6)
     Image.linear_gradient('L').convert('RGB').resize((96, 64)).save(folder / 'street.jpg')
     return folder
 

@@ -163,7 +163,7 @@ def _as_list(init_cfg: Any) -> list:
 
 def only_for_classifiers(cfg: Config, options: str, instead: str) -> None:
     if task_of(cfg) is not CLASSIFICATION:
-        raise ValueError(f'{options} are for classifiers; for {cfg.model.type} {instead}')
+        raise ValueError(f'{options}: for classifiers only; for {cfg.model.type} {instead}')
 
 
 def start_from(cfg: Config, checkpoint: str, only_head: bool) -> None:

@@ -64,10 +64,10 @@ def predict(
 
 
 def _loaded(
-    checkpoint: str, cfg: Config | None, device: str, trust: bool, options: Mapping[str, Any] | None
+    checkpoint: str | Path, cfg: Config | None, device: str, trust: bool, options: Mapping[str, Any] | None
 ) -> Predictor | ExportedPredictor:
     """Of a checkpoint, or of a file that was exported, which has no config to change and runs on the CPU."""
-    if not checkpoint.endswith(SUFFIXES):
+    if not str(checkpoint).endswith(SUFFIXES):
         return Predictor(checkpoint, cfg, device, trust, options)
     wrong = {'a config': cfg, '--cfg-options': options, f'--device {device}': device not in ('auto', 'cpu')}
     if given := next((name for name, value in wrong.items() if value), None):

@@ -277,7 +277,7 @@ def test_several_sizes_in_one_call(trained, tmp_path):
         evaluate(load_config(path), 'x.pth', work_dir=str(tmp_path), sizes=[64], drawings='x')
     with pytest.raises(ValueError, match=r'sides of at least 32; got 16'):
         set_img_size(load_config(path), 16)
-    with pytest.raises(ValueError, match=r'--sizes are for classifiers'):
+    with pytest.raises(ValueError, match=r'--sizes: for classifiers only'):
         check_sizes(load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco')), [64])
 
 
@@ -399,8 +399,8 @@ def test_mistakes_are_named_before_training(trained, tmp_path):
         assert done.stderr.strip().splitlines()[-1].startswith(message), done.stderr[-2000:]
         assert 'Traceback' not in done.stderr
     detector = load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco'))
-    with pytest.raises(ValueError, match='--fine-tune and --linear-probe are for classifiers; for RetinaNet name'):
-        train(detector, work_dir=str(tmp_path / 'e'), fine_tune='x.pth')
+    with pytest.raises(ValueError, match='--linear-probe: for classifiers only; for RetinaNet take --fine-tune'):
+        train(detector, work_dir=str(tmp_path / 'e'), linear_probe='x.pth')
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_bad_numbers_are_one_sentence(tmp_path):
         (dict(batch=0), '--batch 0: it must be 1 or more'),
         (dict(epochs=0), '--epochs must be 1 or more; got 0'),
         (dict(fine_tune='x.pth', pretrained=False), 'exclude each other'),
-        (dict(linear_probe='x.pth'), '--linear-probe are for classifiers; for RetinaNet take --fine-tune'),
+        (dict(linear_probe='x.pth'), '--linear-probe: for classifiers only; for RetinaNet take --fine-tune'),
     ):
         with pytest.raises(ValueError, match=said):
             train(small_config('retinanet', tmp_path, train=2), work_dir=str(tmp_path / 'run'), **options)

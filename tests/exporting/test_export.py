@@ -71,6 +71,22 @@ def test_the_file_answers_as_the_checkpoint_at_every_size(exported, capsys):
                 np.testing.assert_allclose(getattr(together, name), value, atol=1e-3)
 
 
+def assert_same_results(ours, theirs):
+    """Each entry has its like, to float32's tolerance: equal scores may change places. Masks are the other test's."""
+    tolerances = dict(bbox=0.1, score=1e-3, scores=1e-3)
+
+    def alike(one, other):
+        numbers = all(np.allclose(one.get(key, 0), other.get(key, 0), 0, most) for key, most in tolerances.items())
+        return numbers and all(one[key] == other[key] for key in ('image_id', 'category_id', 'labels') if key in one)
+
+    assert len(ours) == len(theirs) > 0
+    left = list(theirs)
+    for one in ours:
+        like = next((other for other in left if alike(one, other)), None)
+        assert like, one
+        left.remove(like)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 def test_predicting_with_the_file_gives_the_same_files(exported, tmp_path):
@@ -86,7 +102,9 @@ def test_predicting_with_the_file_gives_the_same_files(exported, tmp_path):
     for name in ours:
         if name.suffix == '.png':
             a, b = (cv2.imread(str(folder / name)).astype(int) for folder in folders)
-            assert (a != b).mean() < 0.01, name
+            assert np.abs(a - b).mean() < 1, name  # the borders of masks, where a pixel is on them
+        elif name.suffix == '.json':
+            assert_same_results(*(json.loads((folder / name).read_text()) for folder in folders))
 
 
 @pytest.mark.slow
