@@ -1,6 +1,7 @@
 """Graphs of whole modules, by torch.export, and their files: ONNX, and torch's own ``.pt2``."""
 
 import contextlib
+import inspect
 import io
 import json
 import warnings
@@ -34,6 +35,7 @@ def make_graph(whole: Whole, side: tuple[int, int] | None, torch_alone: bool = F
 
     ``torch_alone``: of operators of torch and torchvision, and none of ours that ONNX has another for.
     """
+    _check_torch()
     if isinstance(whole, WholeDetector):
         whole.suppress = suppress_by_torchvision if torch_alone else suppress
     images = torch.rand(2, 3, *(side or EXAMPLE)) * 255
@@ -54,6 +56,13 @@ def make_graph(whole: Whole, side: tuple[int, int] | None, torch_alone: bool = F
                 f'{type(whole.model).__name__} cannot be exported: {first_line(error)}. A part of it asks for values, '
                 'or is no operator that torch.export knows'
             ) from error
+
+
+def _check_torch() -> None:
+    """Graphs of any size ask torch.export for what older ones lack."""
+    known = inspect.signature(torch.export.export).parameters
+    if 'prefer_deferred_runtime_asserts_over_guards' not in known or not hasattr(symbols, 'backed_size_oblivious'):
+        raise ExportError(f'torch {torch.__version__} is too old to export whole models: 2.12 does it')
 
 
 @contextlib.contextmanager

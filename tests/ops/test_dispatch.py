@@ -142,7 +142,7 @@ def test_reasons_tell_dtype_device_and_graph():
 
     torch.jit.trace(Asking(3, 5), x, check_trace=False)
     torch.fx.symbolic_trace(Asking(3, 5))
-    torch.export.export(Asking(3, 5), (x,))
+    torch.export.export(Asking(3, 5), (x,), strict=False)
     assert len(seen) >= 3
     assert all('cpu declines: a graph is being made' in text for text in seen)
 
