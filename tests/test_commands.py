@@ -10,7 +10,7 @@ import own_sets
 import pytest
 import torch
 from forking import run_forked
-from helpers import ROOT, TOOLS
+from helpers import ROOT, TOOLS, exports_whole_models
 from mmengine.registry import MODELS, init_default_scope
 from small_runs import ENVIRONMENT, dump, small_checkpoint, small_config
 
@@ -110,6 +110,7 @@ def new_user(page, place):
 
 
 @pytest.mark.slow
+@exports_whole_models
 def test_the_commands_of_a_new_users_pages_run(tmp_path):
     typed = []
     for page in USED:

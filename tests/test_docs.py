@@ -5,7 +5,7 @@ from pathlib import Path
 import mmseg
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, exports_whole_models
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from own_sets import coco
@@ -21,6 +21,7 @@ from mmsoft.models import FAMILIES, SOFTClassifier
 
 pytestmark = pytest.mark.slow
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('**/*.md'))]
+PAGES = [pytest.param(page, marks=exports_whole_models) if page.stem == 'deploy' else page for page in PAGES]
 SEGMENTATION = Path(mmseg.__file__).parent / '.mim' / 'configs'
 
 

@@ -2,7 +2,7 @@
 
 import nbformat
 import pytest
-from helpers import ROOT, first_on_path
+from helpers import ROOT, exports_whole_models, first_on_path
 from nbclient import NotebookClient
 
 NOTEBOOK = ROOT / 'docs' / 'notebook.ipynb'
@@ -16,6 +16,7 @@ def test_the_notebook_is_kept_without_outputs():
 
 
 @pytest.mark.slow
+@exports_whole_models
 def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '1')
     monkeypatch.setenv('PYTHONPATH', first_on_path(tmp_path)['PYTHONPATH'])

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, exports_whole_models
 from mmengine.registry import MODELS, init_default_scope
 from small_runs import small_config
 
@@ -17,6 +17,8 @@ from mmsoft.engine.predictor import Predictor
 from mmsoft.exporting import export
 from mmsoft.exporting.building import ExportError, whole_model
 from mmsoft.exporting.parity import TOLERANCES, compare_answers
+
+pytestmark = exports_whole_models
 
 
 def spread(model):

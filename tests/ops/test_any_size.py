@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import exports_whole_models
 from torch import nn
 from torch.export import Dim
 
@@ -24,7 +25,7 @@ class Both(nn.Module):
         return to_landmark_windows(x, (4, 4), 49), average_beyond(x, 100, 50)
 
 
-@pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason='torch 2.6 exports no graphs of any size')
+@exports_whole_models
 def test_one_graph_serves_every_size():
     shapes = ({2: Dim('height', min=1, max=1000), 3: Dim('width', min=1, max=1000)},)
     options = dict(dynamic_shapes=shapes, strict=False, prefer_deferred_runtime_asserts_over_guards=True)

@@ -63,6 +63,12 @@ def needs_triton() -> None:
         pytest.skip(reason, allow_module_level=True)
 
 
+# Whole models of any height and width; make_graph says the same in a sentence.
+exports_whole_models = pytest.mark.skipif(
+    torch.__version__.startswith('2.6.'), reason='torch 2.6 exports no graphs of any size'
+)
+
+
 def first_on_path(folder: Path) -> dict[str, str]:
     """The environment of a process that looks for modules in ``folder``, then in this checkout."""
     return dict(os.environ, PYTHONPATH=f'{folder}{os.pathsep}{ROOT}')
