@@ -1,0 +1,73 @@
+"""Learning compared on class folders: interrupted runs end as whole ones do, and tables tell what happened."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from studies import learning
+from studies.learning import Recipe, plot, study, study_table
+from studies.peers import MODELS
+
+pytestmark = pytest.mark.slow
+RECIPE = Recipe(size=32, epochs=2, batch=8, lr=3e-3)
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory):
+    """Red and blue ones."""
+    root, rng = tmp_path_factory.mktemp('pictures'), np.random.default_rng(0)
+    for part, number in dict(train=12, val=4).items():
+        for label, colour in enumerate(('red', 'blue')):
+            (root / part / colour).mkdir(parents=True)
+            for index in range(number):
+                image = rng.integers(90, size=(32, 32, 3), dtype=np.uint8)
+                image[..., 2 * label] += 160
+                Image.fromarray(image).save(root / part / colour / f'{index}.png')
+    return root
+
+
+def test_an_interrupted_comparison_ends_as_a_whole_one(pictures, tmp_path):
+    def stop(line: str) -> None:
+        raise StopError(line)
+
+    names = ['resnet18_half', 'soft_pp_quarter']
+    with pytest.raises(StopError, match='epoch 1 of 2'):
+        study(pictures, names[:1], [0], RECIPE, tmp_path / 'cut', say=stop)
+    whole = study(pictures, names, [0, 1], RECIPE, tmp_path / 'whole', sizes=[48], say=lambda line: None)
+    study(pictures, names[:1], [0], RECIPE, tmp_path / 'cut', say=lambda line: None)
+    one, other = (
+        torch.load(tmp_path / part / 'resnet18_half' / 'seed_0' / 'state.pth')['model'] for part in ('whole', 'cut')
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+    first, second, *rows = study_table(whole, goal=50).splitlines()
+    assert 'top-1 at 48' in first
+    assert len(rows) == len(names)
+    assert all(row.count('|') == first.count('|') == second.count('|') for row in rows)
+    best = {name: sum(run['curve'][-1]['top1'] for run in runs) / 2 for name, runs in whole['runs'].items()}
+    assert rows[0].startswith(f'| {max(best, key=best.get)} |')
+    assert json.loads(json.dumps(whole))['runs']['resnet18_half'][0]['curve'][1]['epoch'] == 2
+    assert all(path.stat().st_size > 1000 for path in plot(whole, tmp_path / 'curves'))
+
+    with pytest.raises(ValueError, match='holds a run of another recipe: remove it or name another --work-dir'):
+        study(pictures, names[:1], [0], Recipe(size=32, epochs=3, batch=8), tmp_path / 'whole')
+    with pytest.raises(ValueError, match=r"--models knows soft_pp_tiny, .*; got 'resnet'"):
+        study(pictures, ['resnet'], [0], RECIPE, tmp_path)
+    with pytest.raises(ValueError, match='--batch is at most the number of pictures, 24; got 128'):
+        learning.Pictures(pictures, Recipe())
+    with pytest.raises(FileNotFoundError, match="has no folder 'train'"):
+        learning.Pictures(tmp_path, RECIPE)
+
+
+def test_models_of_a_class_are_of_one_size():
+    """Backbones of 10 to 14 million parameters, and of a quarter of that."""
+    for name, build in MODELS.items():
+        millions = sum(p.numel() for p in build(50, 64).parameters()) / 1e6
+        low, high = (2.5, 4.5) if any(part in name for part in ('quarter', 'half', 'b0', 'mobile')) else (10, 14)
+        assert low < millions < high, (name, millions)
