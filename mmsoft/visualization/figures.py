@@ -44,7 +44,7 @@ def _figure(rows: int, columns: int, panel: tuple[float, float] = (PANEL, PANEL)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def save_figure(figure: Any, out: str | Path) -> list[Path]:
+def save_figure(figure: Any, out: str | Path, dpi: int = 100) -> list[Path]:
     """``<out>.png`` and ``<out>.svg``, equal for equal figures."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,7 +55,7 @@ def save_figure(figure: Any, out: str | Path) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as partial:
                 options = dict(metadata={'Date': None}) if kind == 'svg' else {}
-                FigureCanvasAgg(figure).print_figure(partial, format=kind, dpi=100, **options)
+                FigureCanvasAgg(figure).print_figure(partial, format=kind, dpi=dpi, **options)
     return paths
 
 

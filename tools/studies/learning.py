@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 
+from mmsoft.visualization.figures import save_figure
 from mmsoft.weights.writing import whole_file
 
 from .peers import MODELS
@@ -228,7 +229,7 @@ def plot(found: dict[str, Any], out: Path) -> list[Path]:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({'svg.hashsalt': 'mmsoft', 'font.size': 9}):
+    with mpl.rc_context({'font.size': 9}):
         figure = Figure(figsize=(11, 4.4), layout='constrained')
         left, right = figure.subplots(1, 2, sharey=True)
         for number, (name, runs) in enumerate(found['runs'].items()):
@@ -243,7 +244,4 @@ def plot(found: dict[str, Any], out: Path) -> list[Path]:
         for axes in (left, right):
             axes.grid(alpha=0.3)
         figure.legend(loc='outside lower center', ncols=5)
-        paths = [out.with_suffix(f'.{kind}') for kind in ('png', 'svg')]
-        for path in paths:
-            figure.savefig(path, dpi=120, metadata={'Date': None} if path.suffix == '.svg' else None)
-    return paths
+        return save_figure(figure, out.with_suffix(''), dpi=120)

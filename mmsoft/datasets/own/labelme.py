@@ -38,13 +38,8 @@ def read_labelme(tree: Tree) -> Found | None:
 
 def _picture(tree: Tree, name: str, content: Mapping[str, Any]) -> Picture | None:
     place, told = Place(tree.root / name), content.get('imagePath') or ''
-    try:
-        path = tree.locate(str(told), name) or tree.locate(PurePosixPath(name).stem, name)
-    except ValueError as error:
-        tree.faults.add(place, str(error))
-        return None
+    path = tree.locate_for(place, (str(told), PurePosixPath(name).stem), name, told)
     if path is None:
-        tree.faults.add(place, f'there is no picture {told or PurePosixPath(name).stem!r} for it')
         return None
     size = tree.size(path)
     tree.check_size(path, (content.get('imageWidth'), content.get('imageHeight')), place)

@@ -86,6 +86,17 @@ class Tree:
             raise ValueError(f'{wanted!r} may be {ranked[0]!r} or {ranked[1]!r}: give its folder as well')
         return ranked[0] if ranked else None
 
+    def locate_for(self, place: Place, choices: Sequence[str], name: str, told: str) -> str | None:
+        """The picture of the annotation file ``name``, by the first choice that names one; else None, and a fault."""
+        try:
+            path = next(filter(None, (self.locate(choice, name) for choice in choices)), None)
+        except ValueError as error:
+            self.faults.add(place, str(error))
+            return None
+        if path is None:
+            self.faults.add(place, f'there is no picture {told or PurePosixPath(name).stem!r} for it')
+        return path
+
     def size(self, name: str) -> tuple[int, int] | None:
         """Width and height as it is shown; None, and a fault, if it cannot be read."""
         if name not in self.sizes:

@@ -68,13 +68,8 @@ def _picture(tree: Tree, name: str, root: Element) -> Picture | None:
     place, told = Place(tree.root / name), (root.findtext('filename') or '').strip()
     names = (str(PurePosixPath(name).with_suffix(PurePosixPath(told).suffix)), told)
     wanted = next((choice for choice in names if PurePosixPath(choice).stem in tree.by_stem), told)
-    try:
-        path = tree.locate(wanted, name)
-    except ValueError as error:
-        tree.faults.add(place, str(error))
-        return None
+    path = tree.locate_for(place, (wanted,), name, told)
     if path is None:
-        tree.faults.add(place, f'there is no picture {told or PurePosixPath(name).stem!r} for it')
         return None
     size = tree.size(path)
     node = root.find('size')
