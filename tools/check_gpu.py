@@ -21,7 +21,9 @@ from typing import Any
 from mmsoft.engine.cli import run_tool
 
 ROOT = Path(__file__).resolve().parent.parent
-REHEARSED_TESTS = ['tests/ops/test_dispatch.py']
+# Runs of the suite's part for GPUs; the kernels' own tests are slow only in the interpreter.
+TESTS = (['-m', 'cuda and not slow'], ['-m', 'cuda and slow', 'tests/ops/test_triton_interpreted.py'])
+REHEARSED_TESTS = (['-m', 'cuda and not slow', 'tests/ops/test_dispatch.py'],)
 REHEARSED = ('soft_pp_tiny', 'swin_tiny')
 LEAST = (8, 0)  # compute capability that Triton takes
 
@@ -126,11 +128,12 @@ def forbid_tf32() -> None:
 def test(report: dict[str, Any], device: str) -> None:
     """The suite's part for GPUs; of a rehearsal a part of it, on the CPU."""
     environment = dict(os.environ, MMSOFT_TEST_DEVICE=device)
-    chosen = ['-m', 'cuda and not slow', '-p', 'no:cacheprovider', *(REHEARSED_TESTS if device == 'cpu' else [])]
-    code, text = run(['-m', 'pytest', *chosen], environment)
-    lines = [line for line in text.splitlines() if line.startswith(('FAILED', 'ERROR'))]
-    report['tests'] = dict(exit=code, summary=(text.strip().splitlines() or ['nothing'])[-1], failed=lines)
-    if code:
+    chosen = REHEARSED_TESTS if device == 'cpu' else TESTS
+    runs = [run(['-m', 'pytest', '-p', 'no:cacheprovider', *words], environment) for words in chosen]
+    lines = [line for _, text in runs for line in text.splitlines() if line.startswith(('FAILED', 'ERROR'))]
+    summary = '; '.join((text.strip().splitlines() or ['nothing'])[-1] for _, text in runs)
+    report['tests'] = dict(exit=max(code for code, _ in runs), summary=summary, failed=lines)
+    if any(code for code, _ in runs):
         report['faults'].append(f'tests: {report["tests"]["summary"]}')
         say(f'WRONG: {report["faults"][-1]}')
 

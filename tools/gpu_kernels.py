@@ -25,12 +25,14 @@ from triton.compiler import ASTSource
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from mmsoft.ops.triton import launch
-from mmsoft.ops.triton.depthwise import depthwise_add, dynamic_depthwise
-from mmsoft.ops.triton.inline import inline_attention
+from mmsoft.ops.triton.depthwise import add_depthwise, depthwise_add, dynamic_depthwise
+from mmsoft.ops.triton.inline import inline_attention, inline_with_convolution
 from mmsoft.ops.triton.kernel_products import nystrom_product
 from mmsoft.ops.triton.landmark_inverse import landmark_inverse
+from mmsoft.ops.triton.linear_attention import linear_attention
 from mmsoft.ops.triton.linear_gelu import linear_gelu
 from mmsoft.ops.triton.residual import add_norm
+from mmsoft.ops.triton.rotary import features, turn
 
 DOCS = Path(__file__).parent.parent / 'docs'
 PAGE, COUNTS = DOCS / 'gpu_kernels.md', DOCS / 'benchmarks' / 'launches.json'
@@ -68,13 +70,36 @@ def inline(dtype: torch.dtype) -> None:
         q, k, v = (torch.empty(shape, dtype=dtype, device='meta', requires_grad=True) for _ in range(3))
         y = inline_attention(q, k, v, kernel)
         y.backward(torch.empty_like(y))
+        shapes = (2, 800, 3 * width), (2, 800, 6 * width), (2, 3 * width, 3, 3)
+        joint = (torch.empty(some, dtype=dtype, device='meta', requires_grad=True) for some in shapes)
+        y = inline_with_convolution(*joint, (20, 40), 3, kernel)
+        y.backward(torch.empty_like(y))
+
+
+def linear(dtype: torch.dtype) -> None:
+    for width, values in ((32, 32), (64, 32), (32, 64), (64, 64)):
+        shapes = (2, 800, 3, width), (2, 800, 3, width), (2, 800, 3, values)
+        q, k, v = (torch.empty(some, device='meta', requires_grad=True) for some in shapes)
+        y = linear_attention(q, k, v.to(dtype), 1e-12, 0.0)
+        y.backward(torch.empty_like(y))
+
+
+def rotary(dtype: torch.dtype) -> None:
+    for width in (32, 64):
+        x = torch.empty(2, 3, 800, width, dtype=dtype, device='meta', requires_grad=True)
+        rows, columns = (torch.empty(side, 3 * width // 4, device='meta') for side in (20, 40))
+        results = features(x, rows, columns)
+        torch.autograd.backward(results, [torch.empty_like(y) for y in results])
+        y = turn(x, rows, columns)
+        y.backward(torch.empty_like(y))
 
 
 def depthwise(dtype: torch.dtype) -> None:
     x = torch.empty(2, 20, 30, 96, dtype=dtype, device='meta', requires_grad=True).permute(0, 3, 1, 2)
     kernels = torch.empty(2, 96, 3, 3, dtype=dtype, device='meta', requires_grad=True)
-    y = dynamic_depthwise(x, kernels)
-    y.backward(torch.empty_like(y))
+    bias = torch.empty(96, dtype=dtype, device='meta', requires_grad=True)
+    for y in (dynamic_depthwise(x, kernels), add_depthwise(x, x, kernels, bias)):
+        y.backward(torch.empty_like(y))
     v, by_head = x.permute(0, 2, 3, 1).flatten(1, 2), torch.empty(1, 3, 9, 9, device='meta', requires_grad=True)
     y = depthwise_add(v, v, by_head, None, 20, 30, False, dtype)
     y.backward(torch.empty_like(y))
@@ -102,9 +127,11 @@ CASES: list[Callable[[torch.dtype], None]] = [
     landmarks_inverse,
     kernel_products,
     inline,
+    linear,
     depthwise,
     add_norms,
     linear_gelus,
+    rotary,
 ]
 
 
@@ -163,7 +190,13 @@ def variants() -> list[Variant]:
 
 def compiled(index: int, target: str) -> tuple[int, int, int]:
     """Registers a thread, spilled bytes a thread and shared bytes a program, of a variant on a target."""
-    one = variants()[index]
+    result = machine_code(variants()[index], target)
+    registers, spilled = (amd if target.startswith('gfx') else nvidia)(result.asm)
+    return registers, spilled, result.metadata.shared
+
+
+def machine_code(one: Variant, target: str) -> Any:
+    """What Triton makes of a variant for a target."""
     constants = dict(one.constants)
     if target.startswith('gfx') and 'PRECISION' in constants:
         constants['PRECISION'] = 'ieee'
@@ -175,9 +208,7 @@ def compiled(index: int, target: str) -> tuple[int, int, int]:
         constexprs={(one.kernel.arg_names.index(name),): value for name, value in constants.items()},
         attrs={(position,): [['tt.divisibility', 16]] for position in one.aligned},
     )
-    result = triton.compile(source, target=TARGETS[target], options=dict(one.options))
-    registers, spilled = (amd if target.startswith('gfx') else nvidia)(result.asm)
-    return registers, spilled, result.metadata.shared
+    return triton.compile(source, target=TARGETS[target], options=dict(one.options))
 
 
 def nvidia(asm: dict[str, Any]) -> tuple[int, int]:
@@ -221,25 +252,31 @@ AIMS = dict(
     inline_cswin_tiny=((450, 9), (1300, 28)),
 )
 REMAINS = """
-What is above its aim, and what stays with torch:
+What stays with torch:
 
-- **A block's last sum and the next block's LayerNorm** are apart in pre-norm blocks (all of InLine). As one kernel they
-  would tie a block to the one after it, while hooks, checkpoints and feature extraction see blocks by themselves. They
-  are most of what InLine-Swin and InLine-CSwin lack in training: two launches a block forward, five backward.
 - **MLPs wider than 256 in float32** keep torch's product and its GELU. Three products of tensor cores stand for one of
   float32 there; GPUs whose tensor cores are not far ahead (RTX 4090, L4) would lose by it. In half precision all widths
   have the kernel.
-- **InLine-CSwin in training**: stripes are copied to windows and back, forward and backward (`stack`, `clone`, `cat`),
-  and their softmax and 3 x 3 convolutions are torch's. Torch has a kernel for the softmax, which is why there is none
-  of ours.
+- **Stripes of InLine-CSwin** are copied to windows and back, forward and backward (`stack`, `clone`, `cat`), and their
+  softmax and 3 x 3 convolutions are torch's. With our convolution a forward pass has fewer launches and a training step
+  more, as its gradient takes four.
+- **The first norm of a stage and its last sum** stand alone. Between two pre-norm blocks of a stage they are one
+  launch, unless a hook, a checkpoint or a compiled block would have to see the blocks one by one.
 - **Gradients of biases** are a sum each, products of the projections are torch's, and stochastic depth draws once a
-  branch.
-- **`linear`, Performer and Nystromformer attention** run torch's products; blocks around them have the kernels.
+  branch. In float32 the products for the tokens' gradient add up in place; in half precision they are summed after it,
+  as the mean's small share would be lost in rounding.
+- **Feature maps** of linear attention and Performer are torch's; sums, output and gradients have kernels.
+- **Nystromformer** keeps torch's products. Its long products are torch's fused softmax attention already. Its inverse
+  is of another order, of a matrix that is not symmetric, with other powers to keep for the gradient: none of SOFT's
+  kernel would serve.
+- **MILA's and RAVLT's linear attention** has a kernel for the features of queries and keys and what turning makes of
+  them; RAVLT's softmax has it for turning alone. Products, sums and weights of keys are torch's, and so is the softmax.
 
 Every launch is an operator of torch, so counters and profilers see it. The residual sum with LayerNorm, the local term
-and the linear layer with GELU are one launch each and have their gradient registered with the operator. SOFT's and
-InLine's attentions are several launches that share a gradient: it is an `autograd.Function` around them. Registered
-with each launch it would take more of them; with one operator around all, counters would see one launch for five.
+and the linear layer with GELU are one launch each and have their gradient registered with the operator. SOFT's,
+InLine's and linear attention are several launches that share a gradient: it is an `autograd.Function` around them.
+Registered with each launch it would take more of them; with one operator around all, counters would see one launch for
+five.
 Gradients of gradients are not there: `kernels('no-triton')` has them.
 """
 

@@ -1,11 +1,15 @@
 """Transformer layers: attention and MLP, each with a residual and a LayerNorm before or after it."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from mmsoft.ops import add_norm, add_residual, linear_gelu, token_wise
 from mmsoft.ops.checks import choose
-from mmsoft.ops.dispatch import has_backward
+from mmsoft.ops.dispatch import has_backward, is_graph, is_watched, no_triton
 
 from .linear import Linear
 
@@ -68,5 +72,37 @@ class PreNormBlock(Block):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x (B, N, C) whose last H * W tokens lie on grid (H, W) -> the same shape."""
-        x, normed = add_norm(x, self.attn(self.norm1(x), grid), self.norm2, self.drop_path)
-        return add_residual(x, self.mlp(normed), self.drop_path)
+        x, y = self._branches(x, self.norm1(x), grid)
+        return add_residual(x, y, self.drop_path)
+
+    def _branches(self, x: Tensor, normed: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """x with the attention's branch, and the MLP's, which is not added yet."""
+        x, normed = add_norm(x, self._attend(x, normed, grid), self.norm2, self.drop_path)
+        return x, self.mlp(normed)
+
+    def _attend(self, x: Tensor, normed: Tensor, grid: tuple[int, int]) -> Tensor:
+        return self.attn(normed, grid)
+
+
+def run_blocks(blocks: Sequence[nn.Module], x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """x (B, N, C) through all of them, in order.
+
+    Where kernels run, the sum that ends a pre-norm block and the norm that begins the next one are one operator.
+    """
+    if not blocks or no_triton(x) or is_graph() or not all(map(_is_plain, blocks)):
+        for block in blocks:
+            x = block(x, grid)
+        return x
+    plain = cast('Sequence[PreNormBlock]', blocks)
+    normed = plain[0].norm1(x)
+    for block, following in pairwise(plain):
+        x, y = block._branches(x, normed, grid)
+        x, normed = add_norm(x, y, following.norm1, block.drop_path)
+    x, y = plain[-1]._branches(x, normed, grid)
+    return add_residual(x, y, plain[-1].drop_path)
+
+
+def _is_plain(block: nn.Module) -> bool:
+    """Whether it is called as PreNormBlock has it, by nothing that would have to see the call."""
+    forward = getattr(block.forward, '__func__', None)
+    return forward is PreNormBlock.forward and block._compiled_call_impl is None and not is_watched(block, parts=False)

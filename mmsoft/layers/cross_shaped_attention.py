@@ -8,18 +8,15 @@ from torch import Tensor, nn
 
 from mmsoft.ops import (
     add_depthwise,
-    add_norm,
-    add_residual,
     average_beyond,
     from_windows,
     inline_attention,
     to_multiples,
     to_windows,
-    to_windows_together,
 )
 from mmsoft.ops.checks import choose
 
-from .block import Block
+from .block import PreNormBlock
 from .heads import grid_of, split_evenly
 from .inline_attention import KERNELS, KernelPredictor
 from .linear import Linear
@@ -30,7 +27,7 @@ __all__ = ['CSwinBlock', 'CrossShapedAttention', 'GlobalBranch', 'InLineBranch',
 class Branch(nn.Module):
     """A part of the channels; its attention adds a 3 x 3 depth-wise convolution of the values (``lepe``).
 
-    All are called with queries, keys and values as maps (B, H, W, C) and ``source`` (B, N, C), tokens whose mean
+    All are called with queries, keys and values as a map (B, H, W, 3, C) and ``source`` (B, N, C), tokens whose mean
     may decide on the convolution, and give (B, H, W, C).
     """
 
@@ -61,16 +58,15 @@ class StripeBranch(Branch):
         super().__init__(dim, num_heads)
         self.split, self.vertical = split, vertical
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
-        height, width = v.shape[1], v.shape[2]
+    def forward(self, qkv: Tensor, source: Tensor) -> Tensor:
+        height, width = qkv.shape[1], qkv.shape[2]
         stripe = (height, self.split) if self.vertical else (self.split, width)
-        windows = to_windows(v, stripe)
+        windows = to_windows(qkv, stripe)
         if self.vertical:  # one copy brings all three to windows
-            q, k, v = to_windows_together((q, k, v), stripe)
-        else:
-            q, k, v = to_windows(q, stripe), to_windows(k, stripe), windows
+            windows = windows.contiguous()
+        q, k, v = windows.unbind(-2)
         y = F.scaled_dot_product_attention(self._heads(q), self._heads(k), self._heads(v))
-        return from_windows(self._map(y, windows) + self._lepe(windows), (height // stripe[0], width // stripe[1]))
+        return from_windows(self._map(y, v) + self._lepe(v), (height // stripe[0], width // stripe[1]))
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, split={self.split}, vertical={self.vertical}'
@@ -83,7 +79,8 @@ class GlobalBranch(Branch):
         super().__init__(dim, num_heads)
         self.max_keys = max_keys
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
+    def forward(self, qkv: Tensor, source: Tensor) -> Tensor:
+        q, k, v = qkv.unbind(-2)
         keys, values = self._heads(self._bounded(k)), self._heads(self._bounded(v))
         y = F.scaled_dot_product_attention(self._heads(q), keys, values)
         return self._map(y, v) + self._lepe(v)
@@ -105,7 +102,8 @@ class InLineBranch(Branch):
         self.kernel = choose('kernel', kernel, KERNELS)
         self.predictor = KernelPredictor(dim, num_heads)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, source: Tensor) -> Tensor:
+    def forward(self, qkv: Tensor, source: Tensor) -> Tensor:
+        q, k, v = qkv.unbind(-2)
         y = inline_attention(self._heads(q), self._heads(k), self._heads(v), self.kernel)
         y, v = self._map(y, v).permute(0, 3, 1, 2), v.permute(0, 3, 1, 2)
         return add_depthwise(y, v, self.predictor(source.mean(1)), self.lepe).permute(0, 2, 3, 1)
@@ -130,18 +128,15 @@ class CrossShapedAttention(nn.Module):
             source = x
         height, width = grid_of(x, grid)
         qkv = self.qkv(to_multiples(x.unflatten(1, (height, width)), self.multiple))
-        shares = qkv.unflatten(-1, (3, len(self.branches), -1)).unbind(-2)  # (B, H, W, 3, C / branches) each
-        sources = source.chunk(len(self.branches), -1)
-        parts = [
-            branch(*share.unbind(-2), source)
-            for branch, share, source in zip(self.branches, shares, sources, strict=True)
-        ]
-        return self.proj(torch.cat(parts, -1)[:, :height, :width].flatten(1, 2))
+        count = len(self.branches)  # one branch has all as it is, as gradients of parts would be copied together
+        shares = qkv.unflatten(-1, (3, count, -1)).unbind(-2) if count > 1 else [qkv.unflatten(-1, (3, -1))]
+        sources = source.chunk(count, -1) if count > 1 else [source]  # shares are (B, H, W, 3, C / count)
+        parts = [branch(share, part) for branch, share, part in zip(self.branches, shares, sources, strict=True)]
+        return self.proj((torch.cat(parts, -1) if count > 1 else parts[0])[:, :height, :width].flatten(1, 2))
 
 
-class CSwinBlock(Block):
+class CSwinBlock(PreNormBlock):
     """A pre-norm block whose attention sees also its input before the norm."""
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        x, normed = add_norm(x, self.attn(self.norm1(x), grid, x), self.norm2, self.drop_path)
-        return add_residual(x, self.mlp(normed), self.drop_path)
+    def _attend(self, x: Tensor, normed: Tensor, grid: tuple[int, int]) -> Tensor:
+        return self.attn(normed, grid, x)

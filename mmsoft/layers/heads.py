@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from mmsoft.ops import project
 from mmsoft.ops.checks import check, whole
 
 from .linear import Linear
@@ -26,8 +27,9 @@ class MultiHead(nn.Module):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, N, C) -> queries, keys and values (B, h, N, d)."""
-        k, v = self.kv(x).chunk(2, -1)
-        return self._split(self.q(x)), self._split(k), self._split(v)
+        kv, q = project(x, (self.kv, self.q), Linear)
+        k, v = kv.chunk(2, -1)
+        return self._split(q), self._split(k), self._split(v)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, h, N, d)

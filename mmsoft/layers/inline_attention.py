@@ -2,11 +2,12 @@
 
 from torch import Tensor, nn
 
-from mmsoft.ops import add_predicted_convolution, inline_attention
+from mmsoft.ops import inline_attention, inline_with_convolution, project
 from mmsoft.ops.checks import choose
 from mmsoft.ops.inline import feature_map as feature_map  # where it was before
 
 from .heads import MultiHead, grid_of
+from .linear import Linear
 
 KERNELS = ('identity', 'relu', 'leaky_relu', 'exp')
 
@@ -32,15 +33,10 @@ class InLineAttention(MultiHead):
     def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid = grid_of(x, grid)
-        k, v = self.kv(x).chunk(2, -1)
-        y = (
-            inline_attention(self._split(self.q(x)), self._split(k), self._split(v), self.kernel)
-            .transpose(1, 2)
-            .flatten(2)
-        )
-        if self.predictor is not None:
-            y = add_predicted_convolution(y, v, self.predictor(x.mean(1)), grid)
-        return self.proj(y)
+        if self.predictor is None:
+            return self._join(inline_attention(*self._project(x), self.kernel))
+        kv, q, mean = project(x, (self.kv, self.q), Linear, mean=True)
+        return self.proj(inline_with_convolution(q, kv, self.predictor(mean), grid, self.num_heads, self.kernel))
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, kernel={self.kernel}'

@@ -30,6 +30,18 @@ class RotaryAttention(nn.Module):
         return f'num_heads={self.num_heads}'
 
 
+class Unprojected(nn.Module):
+    """In the place of a projection that an attention does not have, for hooks; the width as nn.Linear tells it."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.in_features = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x itself, as a tensor of its own, whose gradient is that of this use alone."""
+        return x.view_as(x)
+
+
 class MILAAttention(RotaryAttention):
     """MILA's token mixing: the values are the tokens themselves, and nothing is projected after it.
 
@@ -44,14 +56,16 @@ class MILAAttention(RotaryAttention):
             )
         self.frequencies = dim // 4
         self.qk = Linear(dim, 2 * dim)
+        self.v, self.proj = Unprojected(dim), Unprojected(dim)
 
     def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """x (B, T + H * W, C), T leading tokens before grid (H, W); or a sequence without a grid -> the same shape."""
         grid = grid_of(x, grid)
         q, k = self.qk(x).chunk(2, -1)
         angles = position_angles(grid, self.frequencies, False, x.device)
-        y = rotary_attention(self._split(q), self._split(k), self._split(x), *angles)
-        return self._with_lepe(y, x, grid)
+        v = self.v(x)
+        y = rotary_attention(self._split(q), self._split(k), self._split(v), *angles)
+        return self.proj(self._with_lepe(y, v, grid))
 
 
 class RALAAttention(RotaryAttention):

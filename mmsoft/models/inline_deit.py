@@ -23,7 +23,7 @@ from .features import OUTPUT_FORMATS, as_format, take_indices
 from .inline_archs import InLineArch, all_inline, resolve_inline_arch
 from .inline_weights import PAGE, PAPER, InLineNames, read_heads
 from .options import CommonOptions
-from .stage import run_layer, to_channels_last
+from .stage import run_layer, run_layers, to_channels_last
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,8 +99,7 @@ class PlainTransformer(Backbone):
     def _tokens(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Images, channels last -> normalised tokens (B, 1 + H' * W', dim) of the last layer, and their grid."""
         tokens, grid = self._embedded(x)
-        for block in self.blocks:
-            tokens = run_layer(block, tokens, grid, self.with_cp)
+        tokens = run_layers(self.blocks, tokens, grid, self.with_cp)
         return self.norm(tokens), grid
 
     def _features(self, x: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
 """A stage of a backbone: patch embedding, position table, layers."""
 
+import warnings
 from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import is_tracing
 from torch.utils.checkpoint import checkpoint
 
+from mmsoft.layers.block import run_blocks
 from mmsoft.ops import to_map, to_tokens
 from mmsoft.ops.checks import check
 from mmsoft.ops.dispatch import has_backward
@@ -27,9 +30,17 @@ class Stage(nn.Module):
         tokens = to_tokens(x)
         if leading is not None:
             tokens = torch.cat((leading, tokens), 1)
-        for block in self.blocks:
-            tokens = run_layer(block, tokens, grid, self.with_cp)
+        tokens = run_layers(self.blocks, tokens, grid, self.with_cp)
         return to_map(tokens, grid) if leading is None else tokens
+
+
+def run_layers(layers: nn.ModuleList, x: Tensor, grid: tuple[int, int], with_cp: bool) -> Tensor:
+    """x through all layers, each as :func:`run_layer` has it."""
+    if not (with_cp and layers.training and has_backward()):
+        return run_blocks(list(layers), x, grid)
+    for layer in layers:
+        x = run_layer(layer, x, grid, with_cp)
+    return x
 
 
 def run_layer(layer: nn.Module, x: Tensor, grid: tuple[int, int], with_cp: bool) -> Tensor:
@@ -42,4 +53,11 @@ def run_layer(layer: nn.Module, x: Tensor, grid: tuple[int, int], with_cp: bool)
 def to_channels_last(x: Tensor, in_channels: int) -> Tensor:
     """Images in the layout that every stage keeps: (B, C, H, W) with tokens contiguous in memory."""
     check(x.dim() == 4 and x.shape[1] == in_channels, f'the model takes images (B, {in_channels}, H, W)', x=x)
+    if is_tracing() and torch.onnx.is_in_onnx_export():
+        height, width = map(int, x.shape[2:])
+        warnings.warn(
+            f'this tracer takes sizes for constants: the file is right for images of {height} x {width} alone, '
+            'whatever dynamic_axes says; tools/export.py writes one for any size',
+            stacklevel=2,
+        )
     return x.contiguous(memory_format=torch.channels_last)

@@ -17,7 +17,7 @@ from .inline import (
     inline_attention_reference,
 )
 from .landmarks import average_beyond, bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
-from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows, to_windows_together
+from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
 from .linear_gelu import linear_gelu, linear_gelu_reference
@@ -26,6 +26,8 @@ from .local import (
     add_head_convolution_reference,
     add_predicted_convolution,
     add_predicted_convolution_reference,
+    inline_with_convolution,
+    inline_with_convolution_reference,
 )
 from .newton import (
     guarded_scale,
@@ -35,6 +37,7 @@ from .newton import (
     newton_oracle,
 )
 from .nystrom import nystrom_attention, nystrom_attention_reference, softmax_pinv, softmax_pinv_reference
+from .projections import project
 from .random_features import orthogonal_directions, positive_features, positive_features_reference
 from .residual import add_norm, add_norm_reference, add_residual
 from .rotary import (
@@ -42,6 +45,7 @@ from .rotary import (
     position_frequencies,
     rotary_attention,
     rotary_attention_reference,
+    rotary_features,
     rotate,
     rotate_reference,
 )
@@ -73,6 +77,8 @@ __all__ = [
     'guarded_scale_reference',
     'inline_attention',
     'inline_attention_reference',
+    'inline_with_convolution',
+    'inline_with_convolution_reference',
     'kernels',
     'lacking',
     'landmark_grid',
@@ -92,8 +98,10 @@ __all__ = [
     'position_frequencies',
     'positive_features',
     'positive_features_reference',
+    'project',
     'rotary_attention',
     'rotary_attention_reference',
+    'rotary_features',
     'rotate',
     'rotate_reference',
     'scattered_indices',
@@ -107,7 +115,6 @@ __all__ = [
     'to_multiples',
     'to_tokens',
     'to_windows',
-    'to_windows_together',
     'token_wise',
     'window_conv',
     'window_conv_reference',

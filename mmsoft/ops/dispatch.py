@@ -245,14 +245,14 @@ def has_backward() -> bool:
     return torch.is_grad_enabled() and not is_tracing()
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether hooks hang on a part of it, or on all modules: short cuts would pass them by or show them slices."""
+def is_watched(module: nn.Module, parts: bool = True) -> bool:
+    """Whether hooks hang on it or on its ``parts``, or on all modules: short cuts would pass them by."""
     everywhere = nn.modules.module
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return True
     return any(
         part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-        for part in module.modules()
+        for part in (module.modules() if parts else (module,))
     )
 
 

@@ -3,6 +3,7 @@
 Han et al., "Bridging the Divide: Reconsidering Softmax and Linear Attention", NeurIPS 2024.
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -42,7 +43,8 @@ def inline_attention(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') 
         return saturating_cast(y.transpose(1, 2), v.dtype)
 
 
-def _against_triton(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') -> str | None:
+def inline_against_triton(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') -> str | None:
+    """What speaks against the kernels for these heads."""
     if reason := no_triton(q, k, v):
         return reason
     if k.shape != q.shape:
@@ -50,7 +52,7 @@ def _against_triton(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') -
     return 'heads are wider than 64 channels' if max(q.shape[-1], v.shape[-1]) > 64 else None
 
 
-@inline_attention.also('triton', _against_triton)
+@inline_attention.also('triton', inline_against_triton)
 def _inline_attention_triton(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') -> Tensor:
     from .triton import inline
 
@@ -165,7 +167,11 @@ def _check_kernels(x: Tensor, kernels: Tensor) -> None:
     )
 
 
-@operator()
+def _add_depthwise_example(random: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor, nn.Module]:
+    return random(2, 4, 6, 5), random(2, 4, 6, 5), random(2, 4, 3, 3), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+
+
+@operator(example=_add_depthwise_example)
 def add_depthwise(y: Tensor, x: Tensor, kernels: Tensor, conv: nn.Module) -> Tensor:
     """``y`` and two 3 x 3 depth-wise convolutions of x, both (B, C, H, W): by kernels (B, C, 3, 3), and by ``conv``."""
     return y + dynamic_depthwise(x, kernels) + conv(x)

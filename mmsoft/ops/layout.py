@@ -1,10 +1,9 @@
 """Tokens and maps: two views of one memory, in which the channels of a token lie together."""
 
-from collections.abc import Sequence
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .dispatch import is_symbol
 
 
 def to_map(x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -22,8 +21,11 @@ def lacking(size: int, multiple: int) -> int:
 
 
 def to_multiples(x: Tensor, multiple: int) -> Tensor:
-    """Map (B, H, W, C), zero-padded at the right and bottom to sides that are multiples."""
-    return F.pad(x, (0, 0, 0, lacking(x.shape[2], multiple), 0, lacking(x.shape[1], multiple)))
+    """Map (B, H, W, C), zero-padded at the right and bottom to sides that are multiples; itself if they are."""
+    rows, columns = lacking(x.shape[1], multiple), lacking(x.shape[2], multiple)
+    if multiple == 1 or not (is_symbol(rows, columns) or rows or columns):  # torch would copy it
+        return x
+    return F.pad(x, (0, 0, 0, columns, 0, rows))
 
 
 def to_tokens(x: Tensor) -> Tensor:
@@ -33,16 +35,7 @@ def to_tokens(x: Tensor) -> Tensor:
 
 def to_windows(x: Tensor, window: tuple[int, int]) -> Tensor:
     """Map (B, n * h, m * w, C) -> its n m windows of (h, w), (B * n * m, h, w, C)."""
-    return _windows(x, window).flatten(0, 2)
-
-
-def to_windows_together(maps: Sequence[Tensor], window: tuple[int, int]) -> tuple[Tensor, ...]:
-    """The windows of several maps (B, n * h, m * w, C), in one copy: (B * n * m, h, w, C) of each."""
-    return torch.stack([_windows(x, window) for x in maps]).flatten(1, 3).unbind()
-
-
-def _windows(x: Tensor, window: tuple[int, int]) -> Tensor:
-    return x.unflatten(2, (-1, window[1])).unflatten(1, (-1, window[0])).transpose(2, 3)  # (B, n, m, h, w, C)
+    return x.unflatten(2, (-1, window[1])).unflatten(1, (-1, window[0])).transpose(2, 3).flatten(0, 2)
 
 
 def from_windows(x: Tensor, count: tuple[int, int]) -> Tensor:

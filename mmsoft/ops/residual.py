@@ -50,6 +50,8 @@ def _against_triton(x: Tensor, y: Tensor, norm: nn.Module, drop: nn.Module, keep
         return reason
     if not is_graph() and is_watched(norm):  # graphs keep no hooks
         return 'hooks hang on the norm'
+    if x.dim() != 3 or y.shape != x.shape or norm.weight.shape != x.shape[-1:]:
+        return 'sides differ in shape, or the norm is not over the channels of (B, N, C) alone'
     if not 0 < x.shape[-1] <= 2048 or not x.numel():
         return 'there are no tokens, or more than 2048 channels'
     if not _in_autocast(x) and norm.weight.dtype != _sum_dtype(x, y):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .checks import check, compute_dtype, saturating_cast
-from .dispatch import eager_cpu, no_autocast, operator
+from .dispatch import eager_cpu, no_autocast, no_triton, operator
 
 BASE = 10000.0  # of the frequencies
 EPSILON = 1e-6  # added to a query's sum of weights
@@ -34,8 +34,8 @@ def position_angles(
 
 
 def positive(x: Tensor) -> Tensor:
-    """``phi(x) = elu(x) + 1`` without its cancellation: never 0 in float32 above -103."""
-    return x.clamp(max=0).exp() + x.clamp(min=0)
+    """``phi(x) = elu(x) + 1`` without its cancellation: never 0 in float32 above -103. At 0 its slope is 1."""
+    return x.clamp(max=0).exp() + x.relu()  # at 0, unlike a second clamp, relu has slope 0
 
 
 def rotate_reference(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -80,9 +80,49 @@ def rotate(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.cat([part.flatten(2).unflatten(2, (x.shape[1], -1)) for part in turned], -1).transpose(1, 2)
 
 
+def _against_triton(x: Tensor, rows: Tensor, columns: Tensor) -> str | None:
+    if reason := no_triton(x, rows, columns):
+        return reason
+    if rows.requires_grad or columns.requires_grad:
+        return 'angles are learned'
+    if any(angles.dtype != torch.float32 or not angles.is_contiguous() for angles in (rows, columns)):
+        return 'angles are not float32 as position_angles has them'
+    if x.shape[-1] % 2 or x.shape[1] * x.shape[-1] % (4 * rows.shape[1]) or x.shape[2] < len(rows) * len(columns):
+        return 'heads or tokens do not fit the angles'
+    return None if x.numel() and x.shape[-1] <= 512 else 'there are no tokens, or more than 512 channels in a head'
+
+
+@rotate.also('triton', _against_triton)
+def _rotate_triton(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    from .triton import rotary
+
+    return rotary.turn(x, rows, columns)
+
+
 def _pairs(x: Tensor, rows: Tensor) -> Tensor:
     """x (B, h, N, d) -> (B, N, h d / (4 K), 2 K, 2)."""
     return x.transpose(1, 2).flatten(2).unflatten(2, (-1, 2 * rows.shape[1], 2))
+
+
+def rotary_features_reference(x: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Slow reference of :func:`rotary_features` in float64."""
+    x = x.double()
+    features = torch.where(x > 0, x + 1, x.exp())
+    return features, rotate_reference(features, rows, columns)
+
+
+@operator(example=lambda random: (random(2, 2, 7, 4), random(2, 1), random(3, 1)))
+def rotary_features(x: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """phi of x (B, h, T + H * W, d) and phi turned as :func:`rotate` says, in float32 or better."""
+    features = positive(x.to(compute_dtype(x)))
+    return features, rotate(features, rows, columns)
+
+
+@rotary_features.also('triton', _against_triton)
+def _rotary_features_triton(x: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    from .triton import rotary
+
+    return rotary.features(x, rows, columns)
 
 
 def rotary_attention_reference(
@@ -108,8 +148,9 @@ def rotary_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Ten
     _check_shapes(q, k, v, rows, columns)
     dtype = compute_dtype(q, k, v)
     with no_autocast(q):
-        q, k = positive(q.to(dtype)), positive(k.to(dtype))
-        turned = rotate(k, rows, columns)
+        q, k = (x if compute_dtype(x) == dtype else x.to(dtype) for x in (q, k))
+        q, turned_q = rotary_features(q, rows, columns)
+        k, turned = rotary_features(k, rows, columns)
         if weighted:
             share = torch.matmul(k, q.mean(2).unsqueeze(-1)).mul(q.shape[-1] ** -0.5).softmax(2)  # (B, h, N, 1)
             k, turned = k * share, turned * share
@@ -117,7 +158,7 @@ def rotary_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Ten
         else:
             total, matrix = k.mean(2), torch.matmul(turned.transpose(-1, -2), v.to(dtype)) / k.shape[2]
         sums = torch.matmul(q, total.unsqueeze(-1)) + EPSILON  # (B, h, N, 1)
-        return saturating_cast(torch.matmul(rotate(q, rows, columns), matrix) / sums, v.dtype)
+        return saturating_cast(torch.matmul(turned_q, matrix) / sums, v.dtype)
 
 
 def _against_slices(

@@ -139,15 +139,15 @@ def test_what_a_hook_puts_in_place_of_queries_is_attended():
 def test_the_convolution_of_values_may_be_watched_and_replaced():
     tokens, grid = torch.randn(2, 30, 16), (5, 6)
     branch = InLineBranch(16, 2)
-    maps = [t.unflatten(1, grid) for t in (tokens, tokens.flip(1), tokens.roll(1, 1))]
-    folded = branch(*maps, tokens)
+    maps = torch.stack([t.unflatten(1, grid) for t in (tokens, tokens.flip(1), tokens.roll(1, 1))], -2)
+    folded = branch(maps, tokens)
     seen = []
     handle = branch.lepe.register_forward_hook(lambda *args: seen.append(args[2].shape))
-    assert relative_error(branch(*maps, tokens), folded) < 1e-5
+    assert relative_error(branch(maps, tokens), folded) < 1e-5
     assert seen == [(2, 16, 5, 6)]
     handle.remove()
     branch.lepe = nn.Sequential(branch.lepe, nn.Dropout(1.0))
-    assert relative_error(branch(*maps, tokens), folded) > 1e-2
+    assert relative_error(branch(maps, tokens), folded) > 1e-2
 
 
 def test_an_mlp_takes_another_linear_layer():

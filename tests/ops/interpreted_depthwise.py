@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import relative_error
+from helpers import assert_as_in_float64
 
 from mmsoft.ops import kernels
 from mmsoft.ops.inline import dynamic_depthwise_reference
@@ -17,11 +17,7 @@ def check(x, weights, tolerance=1e-5):
     bound = max(tolerance, torch.finfo(x.dtype).eps)
     assert found.dtype == x.dtype
     assert found.is_contiguous(memory_format=torch.channels_last)
-    assert relative_error(found, expected) < bound
-    weight = torch.randn_like(expected).to(x.dtype)
-    exact = torch.autograd.grad(expected, double, weight.double())
-    for gradient, one in zip(torch.autograd.grad(found, single, weight), exact, strict=True):
-        assert relative_error(gradient, one) < bound
+    assert_as_in_float64(found, expected, single, double, bound)
 
 
 @pytest.mark.parametrize('shape', [(2, 5, 7, 11), (1, 48, 1, 1), (1, 33, 13, 14), (2, 4, 1, 9)], ids=str)
@@ -61,11 +57,7 @@ def agree(run, reference, inputs):
     found, expected = run(*single), reference(*double)
     bound = max(1e-5, torch.finfo(found.dtype).eps)
     assert found.dtype == inputs[0].dtype
-    assert relative_error(found, expected) < bound
-    weight = torch.randn_like(expected).to(found.dtype)
-    exact = torch.autograd.grad(expected, double, weight.double())
-    for gradient, one in zip(torch.autograd.grad(found, single, weight), exact, strict=True):
-        assert relative_error(gradient, one) < bound
+    assert_as_in_float64(found, expected, single, double, bound)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from helpers import relative_error
+from helpers import assert_as_in_float64, relative_error
 
+from mmsoft.ops import kernels
 from mmsoft.ops.inline import feature_map, inline_attention_reference
+from mmsoft.ops.local import inline_with_convolution, inline_with_convolution_reference
 from mmsoft.ops.triton.inline import inline_attention
 
 SHAPES = [(2, 37, 3, 8, 8), (1, 1, 1, 16, 16), (1, 300, 2, 24, 24), (1, 70, 1, 64, 48)]  # B, N, h, d, e
@@ -49,6 +51,15 @@ def test_half_precision(dtype, kernel):
     check(tensors((2, 70, 2, 16, 16), dtype), 1e-5, kernel)
 
 
+def test_values_in_float32_keep_their_gradient_beside_keys_in_half():
+    q, k, v = tensors((1, 37, 2, 16, 16))
+    q, k, v = q.half(), k.half(), v.requires_grad_()
+    weight = torch.randn_like(v)
+    (exact,) = torch.autograd.grad(reference(q, k, v, 'identity'), v, weight.double())
+    (gradient,) = torch.autograd.grad(inline_attention(q, k.requires_grad_(), v), v, weight)
+    assert relative_error(gradient, exact) < 1e-6
+
+
 def test_large_means_do_not_cancel():
     q, k, v = tensors((1, 300, 1, 16, 16))
     check((q, k + 100, v + 100), 3e-5)
@@ -71,3 +82,27 @@ def test_float16_saturates():
     found = inline_attention(q, k, 300 * v)
     assert found.isfinite().all()
     assert found.abs().max() == 65504
+
+
+@pytest.mark.parametrize(
+    ('leading', 'heads', 'width', 'dtype', 'kernel'),
+    [(0, 2, 16, torch.float32, 'identity'), (3, 3, 8, torch.float32, 'exp'), (1, 1, 8, torch.bfloat16, 'relu')],
+)
+def test_with_the_convolution_of_the_values(leading, heads, width, dtype, kernel):
+    """Joint keys and values, tokens before the grid; gradients of both terms meet in the kernel."""
+    channels, grid = heads * width, (5, 14)
+    inputs = [
+        torch.randn(2, leading + 70, channels).to(dtype),
+        torch.randn(2, leading + 70, 2 * channels).to(dtype),
+        torch.randn(2, channels, 3, 3).to(dtype),
+    ]
+    single = [x.detach().requires_grad_() for x in inputs]
+    double = [x.detach().double().requires_grad_() for x in inputs]
+    with kernels('triton'):
+        found = inline_with_convolution(*single, grid, heads, kernel)
+        again = inline_with_convolution(*(x[1:] for x in single), grid, heads, kernel)
+    assert torch.equal(found[1:], again)
+    expected = inline_with_convolution_reference(*double, grid, heads, kernel)
+    bound = max(1e-5, 2 * torch.finfo(dtype).eps)
+    assert found.dtype == dtype
+    assert_as_in_float64(found, expected, single, double, bound)

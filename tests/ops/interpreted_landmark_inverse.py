@@ -47,7 +47,7 @@ def check(landmarks, tolerance, normalize, iterations=20, backward='unrolled'):
 
 
 @pytest.mark.parametrize(('normalize', 'backward'), OPTIONS, ids=IDS)
-@pytest.mark.parametrize('m', [1, 45, 49, 64])
+@pytest.mark.parametrize('m', [1, 49, 64])
 def test_values_and_gradients(m, normalize, backward):
     check(torch.randn(1, 2, m, 32), 2e-5, normalize, backward=backward)
 

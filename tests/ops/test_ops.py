@@ -3,9 +3,11 @@
 import pytest
 import torch
 from helpers import relative_error
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmsoft.ops import (
+    explain,
     gaussian_gram,
     gaussian_kernel,
     gaussian_kernel_reference,
@@ -13,10 +15,13 @@ from mmsoft.ops import (
     gelu_tanh_reference,
     guarded_scale,
     guarded_scale_reference,
+    kernels,
     linear,
     matrix_scale,
     newton_inverse,
     newton_oracle,
+    project,
+    projections,
     scattered_indices,
     softmax_free_attention,
     softmax_free_attention_reference,
@@ -319,3 +324,29 @@ def test_bad_input_is_named():
         newton_inverse(torch.eye(3), torch.ones(1, 1), 0)
     with pytest.raises(ValueError, match=r'map \(B, C, H, W\).*\(3, 5\)'):
         to_landmark_windows(torch.zeros(3, 5), (2, 2), 49)
+
+
+@pytest.mark.parametrize('mean', [False, True])
+def test_projections_share_the_sum_of_the_tokens_gradient(mean, monkeypatch):
+    """What GPUs run, here on the CPU: values and gradients are those of the layers, frozen ones have none."""
+    layers = (nn.Linear(6, 8), nn.Linear(6, 4))
+    layers[1].bias.requires_grad_(False)
+    x, results = torch.randn(3, 7, 6), []
+    assert 'gpu declines: tensors are on the CPU' in explain(project, x, layers, nn.Linear, mean)
+    on_gpu = x.to('meta')
+    monkeypatch.setattr(projections, 'eager_gpu', lambda x: None)
+    assert project.choice(x, layers, nn.Linear, mean) == 'gpu'
+    assert 'not float32' in explain(project, on_gpu.double(), layers, nn.Linear, mean)
+    for kind in ('gpu', 'portable'):
+        leaf = x.clone().requires_grad_()
+        with kernels(kind):
+            outputs = project(leaf, layers, nn.Linear, mean)
+        assert len(outputs) == 2 + mean
+        leaves = [leaf, layers[0].weight, layers[0].bias, layers[1].weight]
+        loss = sum((y * torch.linspace(-1, 2, y.numel()).view(y.shape)).square().sum() for y in outputs)
+        results.append([*outputs, *torch.autograd.grad(loss, leaves)])
+    for found, expected in zip(*results, strict=True):
+        assert relative_error(found, expected) < 1e-5
+    handle = layers[0].register_forward_hook(lambda *_: None)
+    assert 'hooks hang on a layer' in explain(project, x, layers, nn.Linear, mean)
+    handle.remove()

@@ -1,5 +1,7 @@
 """Rotary attention and what MILA and RAVLT need beside it: every road against the definition."""
 
+import math
+
 import pytest
 import torch
 from helpers import relative_error
@@ -54,6 +56,13 @@ def test_slices_are_for_passes_without_gradients():
     assert 'portable runs; cpu declines' in explain(rotary_attention, q.requires_grad_(), k, v, *angles)
     with pytest.raises(ValueError, match=r'4 K a divisor of h d; got q \(2, 3, 35, 8\)'):
         rotary_attention(q, k, v, *position_angles((5, 7), 5, True))
+
+
+def test_the_features_slope_at_0_is_1():
+    """As that of elu, and of the kernel: zeros are common where tokens are padded or dropped."""
+    x = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(rotary.positive(x).sum(), x)
+    assert slope.tolist() == pytest.approx([math.exp(-1), 1, 1])
 
 
 def test_keys_that_queries_see_most_drown_the_others():

@@ -43,6 +43,11 @@ class Case(NamedTuple):
         return self.name.startswith('soft') and self.options.get('attn') not in (MIXED, 'efficient')
 
     @property
+    def short(self) -> dict[str, int]:
+        """Options with which graphs are of fewer like parts: each of Newton's iterations stands in them."""
+        return dict(newton_iters=4) if self.has_landmarks else {}
+
+    @property
     def own_parts(self) -> tuple[set[str], set[str]]:
         """First parts of the names that only the classifier has, and those that only the backbone has."""
         heads = set(next(f for f in mmsoft.models.FAMILIES.values() if f.backbone is self.backbone).head)

@@ -2,16 +2,18 @@
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 
+import check_gpu
 import pytest
 import torch
 from benchmark import measure, on_gpu
 from benchmark.cases import Case, check_case
 from benchmark.measure import Record
-from helpers import TOOLS, needs_triton
+from helpers import ROOT, TOOLS, needs_triton
 
 TOOL = [sys.executable, str(TOOLS / 'check_gpu.py')]
 
@@ -28,7 +30,16 @@ def test_a_rehearsal_runs_through(tmp_path):
     assert report['rehearsal']
     names = {one['name'].partition(',')[0] for one in report['checks']}
     operators = {'softmax_free_attention', 'inline_attention', 'dynamic_depthwise', 'add_norm'}
-    operators |= {'add_head_convolution', 'add_predicted_convolution', 'linear_gelu'}
+    operators |= {
+        'add_head_convolution',
+        'add_predicted_convolution',
+        'inline_with_convolution',
+        'linear_gelu',
+        'linear_attention',
+        'add_depthwise',
+        'rotary_features',
+        'rotate',
+    }
     assert names == operators | {'soft_pp_tiny'}
     assert all(one['passed'] for one in report['checks'])
     assert report['tests']['exit'] == 0
@@ -53,7 +64,7 @@ def test_a_kernel_that_is_wrong_fails_or_does_not_run(monkeypatch):
     """On the CPU no kernel runs, which must not pass for a success; nor does a wrong result, nor NaN."""
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     checks = list(on_gpu.check_operators('cpu', True))
-    assert len(checks) == 7 * 3
+    assert len(checks) == 12 * 3
     assert all('its kernel does not run' in one.failed and not one.passed for one in checks)
     op = on_gpu.OPERATORS['inline_attention']
     monkeypatch.setattr(op, 'choice', lambda *_: 'triton')
@@ -66,7 +77,25 @@ def test_a_kernel_that_is_wrong_fails_or_does_not_run(monkeypatch):
     bad = on_gpu._tried('bad', 1e-4, on_gpu._operator, op, example, 'fp32', 'cpu')
     assert not bad.passed
     assert bad.output == pytest.approx(0.01, rel=0.1)
-    assert not bad._replace(output=float('nan')).passed
+    for name in ('output', 'gradient'):
+        assert not good._replace(**{name: float('nan')}).passed
+    assert math.isnan(on_gpu._worst([torch.ones(2), torch.full((2,), math.nan)], [torch.ones(2)] * 2))
+
+
+def test_the_kernels_own_tests_run_on_the_device(monkeypatch):
+    ran = []
+
+    def run(words, environment):
+        ran.append((words, environment['MMSOFT_TEST_DEVICE']))
+        return (1, 'FAILED one\n1 failed') if words[-1].endswith('test_triton_interpreted.py') else (0, '9 passed')
+
+    monkeypatch.setattr(check_gpu, 'run', run)
+    report = dict(faults=[])
+    check_gpu.test(report, 'cuda')
+    assert [device for _, device in ran] == ['cuda', 'cuda']
+    assert report['tests'] == dict(exit=1, summary='9 passed; 1 failed', failed=['FAILED one'])
+    assert report['faults'] == ['tests: 9 passed; 1 failed']
+    assert (ROOT / ran[1][0][-1]).exists()
 
 
 def test_smaller_sizes_follow_where_memory_ends(monkeypatch):

@@ -1,5 +1,8 @@
 """The kernels as machine code for real targets: they compile, within their budgets, as docs/gpu_kernels.md says."""
 
+import json
+import re
+
 import pytest
 from helpers import needs_triton
 
@@ -42,7 +45,41 @@ def test_kernels_keep_within_their_budgets(target):
             assert f'{registers} / {spilled} / {shared / 1024:.0f}' == table[one.name][target], one.name
 
 
+@pytest.mark.parametrize(
+    'name',
+    [
+        'stats, m 64',
+        'sums, tokens 64, m 64, d 32, e 32',
+        'output, kernel exp, tokens 64, d 32, e 32',
+        'linear_output, tokens 64, d 32, e 32',
+        'rotary_features, phi, tokens 32, pairs 16',
+        'rotary_gradient, phi, tokens 32, pairs 16',
+    ],
+)
+def test_bounds_keep_nan(name):
+    """GPUs' plain max and min would make a number of it, so that nobody sees it; the interpreter never does."""
+    (one,) = (one for one in VARIANTS if one.name == name)
+    bounds = re.findall(r'\b(?:max|min)\.[\w.]*f32', gpu_kernels.machine_code(one, 'sm_80').asm['ptx'])
+    assert bounds
+    assert all('.NaN.' in bound for bound in bounds), bounds
+
+
 def test_budgets_fail():
     assert 'bytes spilled' in gpu_kernels.excess('sm_90', 255, 4, 0)
     assert gpu_kernels.excess('sm_80', 255, 256, 0) is None
     assert 'shared memory' in gpu_kernels.excess('sm_86', 255, 0, 100 * 1024)
+
+
+def test_the_counts_are_within_the_aims():
+    """Of the committed report, beside which tests/tools/test_launches.py holds what runs."""
+    rows = {
+        (r['model'], r['task']): r
+        for r in json.loads(gpu_kernels.COUNTS.read_text())['cases']
+        if r['road'] == 'kernels'
+    }
+    for model, aims in gpu_kernels.AIMS.items():
+        for task, (launches, size) in zip(('forward', 'train'), aims, strict=True):
+            row = rows[model, task]
+            assert row['launches'] <= launches, (model, task)
+            assert row['bytes_moved'] <= 1e9 * size, (model, task)
+    assert len(gpu_kernels.AIMS) == 3

@@ -40,13 +40,16 @@ def test_kernels_count_as_one_launch_each(task):
 
 
 @pytest.mark.parametrize('task', ['forward', 'train'])
-def test_the_committed_table_is_no_better_than_what_runs(task):
-    """Launches and bytes never grow unseen: run tools/benchmark.py --suite launches again after a change."""
+@pytest.mark.parametrize('model', ['soft_pp_tiny', 'inline_swin_tiny', 'inline_cswin_tiny', 'mila_tiny', 'ravlt_tiny'])
+def test_the_committed_table_is_what_runs(model, task):
+    """Launches and bytes never change unseen: run tools/benchmark.py --suite launches again after a change."""
     needs_triton()
-    (row,) = (r for r in REPORT['cases'] if (r['model'], r['road'], r['task']) == ('soft_pp_tiny', KERNELS, task))
+    (row,) = (r for r in REPORT['cases'] if (r['model'], r['road'], r['task']) == (model, KERNELS, task))
     found = count(Case(row['model'], SIZE, row['task']), row['road']).asked
     assert found.launches <= row['launches']
     assert found.bytes_moved <= 1.001 * row['bytes_moved']
+    if REPORT['machine']['torch'] == torch.__version__:  # others may take operators apart in other ways
+        assert (found.launches, found.bytes_moved) == (row['launches'], row['bytes_moved'])
 
 
 def test_the_committed_table_has_every_family():

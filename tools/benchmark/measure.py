@@ -32,6 +32,12 @@ GRAPH_WARM_UPS = 3  # steps before one is captured, as torch asks for
 WARM_UP_SIDE = 128  # libraries load and weights are packed on a small input
 NO_MEMORY = 'peak memory was not measured: that needs CUDA, or a Linux that lets /proc/self/clear_refs be written'
 
+# Each case's process is forked from one that has libraries loaded and did nothing else, where the system can do that.
+_FORKS = 'forkserver' in multiprocessing.get_all_start_methods()
+PROCESSES = multiprocessing.get_context('forkserver' if _FORKS else 'spawn')
+if _FORKS:
+    PROCESSES.set_forkserver_preload(['torch', 'torchvision', 'timm', 'mmengine.runner'])
+
 
 class Options(NamedTuple):
     """How to measure: times in so many rounds, peak memory as the median of so many processes.
@@ -72,9 +78,8 @@ class Worker:
 
     def __init__(self, record: Record, options: Options) -> None:
         self.record = record
-        context = multiprocessing.get_context('spawn')
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, record.case, options))
+        self.pipe, theirs = PROCESSES.Pipe()
+        self.process = PROCESSES.Process(target=_serve, args=(theirs, record.case, options))
         self.process.start()
         theirs.close()
 

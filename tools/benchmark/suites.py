@@ -12,7 +12,7 @@ FIGURE_SIZES = ((448, 448), (768, 768), (1600, 2688))  # beside DENSE
 SIZES = ((224, 224), (448, 448), (512, 512), (768, 768), DENSE, (1600, 2688))
 # Backbones of like size; the Swin of each is what it is compared with.
 CLASSES = dict(
-    tiny=('soft_tiny', 'soft_pp_tiny', 'inline_pvt_tiny', 'pvtv2_b1', 'swin_tiny'),
+    tiny=('soft_tiny', 'soft_pp_tiny', 'inline_pvt_tiny', 'ravlt_tiny', 'pvtv2_b1', 'swin_tiny'),
     small=(
         'soft_small',
         OWN,
@@ -20,6 +20,8 @@ CLASSES = dict(
         'inline_swin_tiny',
         'inline_cswin_tiny',
         'inline_deit_base',
+        'mila_tiny',
+        'ravlt_small',
         PEER,
         'convnext_tiny',
         'pvtv2_b2',
@@ -31,12 +33,23 @@ CLASSES = dict(
         'soft_pp_medium',
         'inline_pvt_large',
         'inline_swin_small',
+        'mila_small',
+        'ravlt_base',
         'swin_small',
         'convnext_small',
         'pvtv2_b3',
         'resnet101',
     ),
-    large=('soft_large', 'soft_pp_large', 'inline_swin_base', 'inline_cswin_base', 'swin_base', 'convnext_base'),
+    large=(
+        'soft_large',
+        'soft_pp_large',
+        'inline_swin_base',
+        'inline_cswin_base',
+        'mila_base',
+        'ravlt_large',
+        'swin_base',
+        'convnext_base',
+    ),
 )
 PEERS = ('swin_tiny', 'swin_small', 'swin_base', 'convnext_tiny', 'softmax')  # what the suites compare with
 
@@ -81,6 +94,17 @@ def backbones() -> list[Group]:
     return groups
 
 
+def frontier() -> list[Group]:
+    """MILA and RAVLT beside Swin-T and ours, up to 4 times the pixels of 800 x 1344."""
+    models = ('mila_tiny', 'ravlt_tiny', 'ravlt_small', OWN, PEER)
+    sizes = (FIGURE_SIZES[0], DENSE, FIGURE_SIZES[-1])
+    chosen = [*(('forward', size) for size in sizes), ('train', DENSE)]
+    return [
+        Group(f'{task} {name_of(size)}', tuple(Case(model, size, task) for model in models), rounds=5)
+        for task, size in chosen
+    ]
+
+
 def models() -> list[Group]:
     """Whole detectors and segmentors; batches of two where BatchNorm needs them."""
     groups = []
@@ -108,7 +132,7 @@ def attention() -> list[Group]:
 
 
 SUITES: dict[str, Callable[[], list[Group]]] = dict(
-    figures=figures, sizes=sizes, backbones=backbones, models=models, attention=attention
+    figures=figures, sizes=sizes, backbones=backbones, frontier=frontier, models=models, attention=attention
 )
 
 

@@ -113,7 +113,8 @@ def depthwise_add(
         x, kernels, x if base is None else base, x if bias is None else bias, y, *x.stride(),
         kernels.stride(0) if len(kernels) > 1 else 0, *base_strides, n - height * width, height, width, channels,
         _group(x, kernels), BASE=base is not None, BIAS=bias is not None, TURNED=turned, KH=kernels.shape[2],
-        KW=kernels.shape[3], PIXELS=PIXELS, CHANNELS=CHANNELS, num_warps=4,
+        KW=kernels.shape[3], PIXELS=PIXELS, CHANNELS=CHANNELS,
+        num_warps=4 if base is None else 8,  # with 4, the base's tile would spill on sm_90
     )  # fmt: skip
     return y
 
@@ -136,6 +137,13 @@ def depthwise_gradient(x: Tensor, g: Tensor, kernels: Tensor, height: int, width
     return parts
 
 
+def kernels_gradient(x: Tensor, g: Tensor, kernels: Tensor, height: int, width: int) -> Tensor:
+    """The gradient of kernels (B or 1, K, kh, kw), given that of the result: two launches."""
+    parts = depthwise_gradient(x, g, kernels, height, width)
+    parts = parts.view(-1 if len(kernels) == 1 else len(parts), 1, kernels.numel())
+    return channel_total(parts, kernels.dtype).view(kernels.shape)
+
+
 def _setup(ctx, inputs: tuple, output: Tensor) -> None:
     base, x, kernels, bias, height, width, _turned, _dtype = inputs
     ctx.save_for_backward(x, kernels)
@@ -146,9 +154,7 @@ def _backward(ctx, g: Tensor) -> tuple[Tensor | None, ...]:
     x, kernels = ctx.saved_tensors
     height, width, base, bias = ctx.options
     dx = depthwise_add(None, g, kernels, None, height, width, True, x.dtype)
-    parts = depthwise_gradient(x, g, kernels, height, width)
-    whole = len(kernels) == 1
-    dk = channel_total(parts.view(-1 if whole else len(parts), 1, kernels.numel()), kernels.dtype).view(kernels.shape)
+    dk = kernels_gradient(x, g, kernels, height, width)
     first = x.shape[1] - height * width
     dbias = None if bias is None else g[:, first:].sum((0, 1), dtype=torch.float32).to(bias)
     return None if base is None else g.to(base), dx, dk, dbias, None, None, None, None

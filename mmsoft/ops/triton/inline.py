@@ -5,7 +5,7 @@ means and its own centred product C, so that large means do not cancel:
 ``S = s/n (sum of C + n_c (mean_c(k) - mean(k))' (mean_c(v) - mean(v)))``.
 
 Backward, given g: dS = phi(q)' g is such a sum, not centred; dphi(q) = g S', dphi(k) = s/n (v - mean(v)) dS' and
-dv = s/n (phi(k) - mean) dS + mean(g).
+dv = s/n (phi(k) - mean) dS + mean(g), to which the gradient by a convolution of the values may be added.
 """
 
 import torch
@@ -13,20 +13,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .depthwise import depthwise_add, kernels_gradient
 from .kernel_products import chunk_of
 from .launch import PRECISION, block, operator, wrap_triton
-from .tiles import store, tile
+from .tiles import at_least, at_most, store, tile
 
 
 @triton.jit
 def _phi(x, KERNEL: tl.constexpr):
     """The kernel function, as ops.inline.feature_map has it."""
     if KERNEL == 'relu':
-        x = tl.maximum(x, 0.0)
+        x = at_least(x, 0.0)
     elif KERNEL == 'leaky_relu':
         x = tl.where(x > 0, x, 0.01 * x)
     elif KERNEL == 'exp':
-        x = tl.exp(tl.minimum(0.2 * x, 40.0))
+        x = tl.exp(at_most(0.2 * x, 40.0))
     return x
 
 
@@ -127,11 +128,12 @@ def _output_kernel(
 
 @triton.jit
 def _gradient_kernel(
-    q, k, v, g, matrix, mean, grad_matrix, grad_mean, grad_q, grad_k, grad_v, scale,
+    q, k, v, g, matrix, mean, grad_matrix, grad_mean, local, grad_q, grad_kv, scale,
     q_b, q_n, q_h, q_d, k_b, k_n, k_h, k_d, v_b, v_n, v_h, v_d, g_b, g_n, g_h, g_d, heads, n, d, e,
-    KERNEL: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PRECISION: tl.constexpr,
+    KERNEL: tl.constexpr, LOCAL: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of queries, keys and values."""
+    """Gradients of a tile of queries, and of keys and values, one after the other; LOCAL: dv has another part."""
     index, start = tl.program_id(0), tl.program_id(1) * TOKENS
     image, head = (index // heads).to(tl.int64), index % heads
     row, column = tl.arange(0, D), tl.arange(0, E)
@@ -146,12 +148,16 @@ def _gradient_kernel(
     transposed = tile(grad_matrix + small, 0, e, 1, e, d, E, D)
     key = tile(k + image * k_b + head * k_h, start, n, k_n, k_d, d, TOKENS, D)
     dk = scale * tl.dot(value, transposed, input_precision=PRECISION) * _slope(key, KERNEL)
-    store(dk, grad_k + (image * n * heads + head) * d, start, n, heads * d, 1, d, TOKENS, D)
+    wide = heads * (d + e)
+    grad_kv += image * n * wide
+    store(dk, grad_kv + head * d, start, n, wide, 1, d, TOKENS, D)
     key = _phi(key, KERNEL) - tl.load(mean + means + row, row < d, 0.0)[None, :]
     ds = tile(grad_matrix + small, 0, d, e, 1, e, D, E)
     dv = scale * tl.dot(key, ds, input_precision=PRECISION)
     dv += tl.load(grad_mean + means + d + column, column < e, 0.0)[None, :]
-    store(dv, grad_v + (image * n * heads + head) * e, start, n, heads * e, 1, e, TOKENS, E)
+    if LOCAL:
+        dv += tile(local + (image * n * heads + head) * e, start, n, heads * e, 1, e, TOKENS, E)
+    store(dv, grad_kv + heads * d + head * e, start, n, wide, 1, e, TOKENS, E)
 
 
 def tiles(d: int, e: int) -> dict[str, int]:
@@ -204,38 +210,78 @@ def inline_output(q: Tensor, matrix: Tensor, mean: Tensor, kernel: str, dtype: t
 @operator
 def inline_gradient(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, matrix: Tensor, mean: Tensor, grad_matrix: Tensor, grad_mean: Tensor,
-    scale: float, kernel: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk (B, N, h, d) and dv (B, N, h, e)."""
+    local: Tensor | None, scale: float, kernel: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dq (B, N, h, d), and dk and dv side by side (B, N, h d + h e); ``local`` (B, N, h e) is added to dv."""
     batch, n, heads, d = q.shape
     e = v.shape[3]
-    grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    together = k.dtype if k.dtype == v.dtype else torch.float32  # autograd rounds to each
+    grad_q, grad_kv = q.new_empty(q.shape), k.new_empty((batch, n, heads * (d + e)), dtype=together)
     wrap_triton(_gradient_kernel, q)[(batch * heads, triton.cdiv(n, tiles(d, e)['TOKENS']))](
-        q, k, v, g, matrix, mean, grad_matrix, grad_mean, grad_q, grad_k, grad_v, scale,
+        q, k, v, g, matrix, mean, grad_matrix, grad_mean, g if local is None else local, grad_q, grad_kv, scale,
         *q.stride(), *k.stride(), *v.stride(), *g.stride(), heads, n, d, e, KERNEL=kernel,
-        D=block(d), E=block(e), PRECISION=PRECISION, **tiles(d, e),
+        LOCAL=local is not None, D=block(d), E=block(e), PRECISION=PRECISION, **tiles(d, e),
     )  # fmt: skip
-    return grad_q, grad_k, grad_v
+    return grad_q, grad_kv
+
+
+def _forward(ctx, q: Tensor, k: Tensor, v: Tensor, kernel: str) -> Tensor:
+    """q, k (B, N, h, d) and v (B, N, h, e) -> (B, N, h, e)."""
+    n, d = k.shape[1], k.shape[3]
+    ctx.scale, ctx.kernel = d**-0.5 / n, kernel
+    products, means = inline_summary(k, v, kernel)
+    matrix, mean = inline_combine(products, means, ctx.scale, n, True)
+    ctx.save_for_backward(q, k, v, matrix, mean, *ctx.others)
+    return inline_output(q, matrix, mean, kernel, v.dtype)
+
+
+def _backward(ctx, saved: tuple[Tensor, ...], g: Tensor, local: Tensor | None) -> tuple[Tensor, Tensor]:
+    """dq, and dk and dv side by side; ``saved`` is read once, as checkpoints want it."""
+    q, k, v, matrix, mean = saved[:5]
+    products, means = inline_summary(q, g, ctx.kernel)
+    grad_matrix, grad_mean = inline_combine(products, means, 1.0, q.shape[1], False)
+    return inline_gradient(q, k, v, g, matrix, mean, grad_matrix, grad_mean, local, ctx.scale, ctx.kernel)
 
 
 class _InLine(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, kernel: str) -> Tensor:
-        n, d = k.shape[1], k.shape[3]
-        ctx.scale, ctx.kernel = d**-0.5 / n, kernel
-        products, means = inline_summary(k, v, kernel)
-        matrix, mean = inline_combine(products, means, ctx.scale, n, True)
-        ctx.save_for_backward(q, k, v, matrix, mean)
-        return inline_output(q, matrix, mean, kernel, v.dtype)
+        ctx.others = ()
+        return _forward(ctx, q, k, v, kernel)
 
     @staticmethod
     def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, matrix, mean = ctx.saved_tensors
-        products, means = inline_summary(q, g, ctx.kernel)
-        grad_matrix, grad_mean = inline_combine(products, means, 1.0, q.shape[1], False)
-        return *inline_gradient(q, k, v, g, matrix, mean, grad_matrix, grad_mean, ctx.scale, ctx.kernel), None
+        saved = ctx.saved_tensors
+        dq, dkv = _backward(ctx, saved, g, None)
+        v = saved[2]
+        dk, dv = dkv.split((dq.shape[2] * dq.shape[3], v.shape[2] * v.shape[3]), 2)
+        return dq, dk.unflatten(2, dq.shape[2:]), dv.unflatten(2, v.shape[2:]), None
+
+
+class _InLineWithConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, kv: Tensor, kernels: Tensor, height: int, width: int, heads: int, kernel: str):
+        ctx.others, ctx.grid = (kernels,), (height, width)
+        k, v = kv.chunk(2, -1)
+        y = _forward(ctx, *(x.unflatten(2, (heads, -1)) for x in (q, k, v)), kernel)
+        return depthwise_add(y.flatten(2), v, kernels, None, height, width, False, v.dtype)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        v, kernels = saved[2].flatten(2), saved[5]
+        local = depthwise_add(None, g, kernels, None, *ctx.grid, True, v.dtype)
+        dq, dkv = _backward(ctx, saved, g.unflatten(2, saved[2].shape[2:]), local)
+        return dq.flatten(2), dkv, kernels_gradient(v, g, kernels, *ctx.grid), None, None, None, None
 
 
 def inline_attention(q: Tensor, k: Tensor, v: Tensor, kernel: str = 'identity') -> Tensor:
     """q and k (B, N, h, d) before the kernel function, v (B, N, h, e) -> (B, N, h, e) in v's dtype."""
     return _InLine.apply(q, k, v, kernel)
+
+
+def inline_with_convolution(
+    q: Tensor, kv: Tensor, kernels: Tensor, grid: tuple[int, int], heads: int, kernel: str = 'identity'
+) -> Tensor:
+    """q (B, T + H W, C), kv (B, T + H W, 2 C), kernels (B, C, 3, 3) -> (B, T + H W, C) in kv's dtype."""
+    return _InLineWithConvolution.apply(q, kv, kernels, *grid, heads, kernel)

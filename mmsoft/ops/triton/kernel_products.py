@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import PRECISION, block, operator, wrap_triton
-from .tiles import rows, store, tile
+from .tiles import at_least, at_most, rows, store, tile
 
 TOKENS = 64  # in a tile
 
@@ -24,7 +24,7 @@ def _kernel(q, landmarks, PRECISION: tl.constexpr):
     """K of a tile q (n, d) and landmarks (m, d): -|q - l|^2 / 2 = q.l - |l|^2 / 2 - |q|^2 / 2, at most 0."""
     exponent = tl.dot(q, tl.trans(landmarks), input_precision=PRECISION)
     exponent -= tl.sum(q * q, 1)[:, None] / 2 + tl.sum(landmarks * landmarks, 1)[None, :] / 2
-    return tl.exp(tl.minimum(tl.maximum(exponent, -40.0), 0.0))
+    return tl.exp(at_most(at_least(exponent, -40.0), 0.0))
 
 
 @triton.jit

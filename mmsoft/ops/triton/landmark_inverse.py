@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import PRECISION, block, operator, wrap_triton
+from .tiles import at_least
 
 MAX_LANDMARKS = 64
 WARPS = 8
@@ -28,7 +29,7 @@ def _gram(landmarks, stride_m, stride_d, m, d, M: tl.constexpr):
         left = tl.load(landmarks + row * stride_m + i * stride_d, row < m, 0.0).to(tl.float32)
         right = tl.load(landmarks + column * stride_m + i * stride_d, column < m, 0.0).to(tl.float32)
         squared += (left - right) * (left - right)
-    return tl.where((row < m) & (column < m), tl.exp(tl.maximum(-squared / 2, -40.0)), 0.0)
+    return tl.where((row < m) & (column < m), tl.exp(at_least(-squared / 2, -40.0)), 0.0)
 
 
 @triton.jit

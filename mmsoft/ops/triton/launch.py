@@ -13,6 +13,8 @@ import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from mmsoft.ops.dispatch import not_plain
+
 # Tensor cores round float32 to 10 bits; three products recover it. AMD's matrix units take float32 as it is.
 PRECISION = 'ieee' if torch.version.hip else 'tf32x3'
 
@@ -52,7 +54,29 @@ def wrap_triton(kernel: Any, tensor: Tensor) -> Any:
     """What starts ``kernel`` for such a tensor: torch reads the name of this function to find an operator's kernels."""
     if tensor.is_meta:
         return _Unlaunched(kernel)
-    return torch.library.wrap_triton(kernel) if isinstance(kernel, JITFunction) else kernel
+    if not isinstance(kernel, JITFunction):
+        return kernel
+    wrapped = torch.library.wrap_triton(kernel)
+    return _OnDevice(wrapped, tensor.device) if _is_elsewhere(tensor) else wrapped
+
+
+def _is_elsewhere(tensor: Tensor) -> bool:
+    """Whether it lies on a GPU that is not the current one, on which Triton starts kernels; graphs see to it."""
+    return tensor.is_cuda and not not_plain(tensor) and tensor.device.index != torch.cuda.current_device()
+
+
+class _OnDevice:
+    """A kernel that starts on the GPU of its tensors."""
+
+    def __init__(self, kernel: Any, device: torch.device) -> None:
+        self.kernel, self.device = kernel, device
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def run(*args: Any, **options: Any) -> None:
+            with torch.cuda.device(self.device):
+                self.kernel[grid](*args, **options)
+
+        return run
 
 
 def block(size: int) -> int:

@@ -1,7 +1,19 @@
-"""Tiles of tokens in memory, as kernels read and write them."""
+"""Tiles of tokens in memory, as kernels read and write them; and bounds of values."""
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def at_least(x, bound):
+    """The larger of both; NaN stays, which GPUs' max would turn into the bound, as the interpreter does not."""
+    return tl.maximum(x, bound, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def at_most(x, bound):
+    """The smaller of both; NaN stays."""
+    return tl.minimum(x, bound, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
