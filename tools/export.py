@@ -14,6 +14,7 @@ from mmengine.config import DictAction
 
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.config import load_config
+from mmsoft.engine.own_data import DATA_HELP, check_options
 from mmsoft.exporting import export
 from mmsoft.exporting.benchmark import compare_cost
 from mmsoft.exporting.parity import TOLERANCES
@@ -25,12 +26,14 @@ def main() -> None:
     parser.add_argument('checkpoint', help='.pth or .safetensors')
     parser.add_argument('--out', required=True, metavar='FILE', help='.onnx or .pt2')
     parser.add_argument('--precision', choices=TOLERANCES, default='fp32')
+    parser.add_argument('--images', metavar='FOLDER', help='of --precision int8: pictures on which it measures ranges')
     parser.add_argument(
         '--raw', action='store_true', help='what the network gives before it is decoded, of any detector or segmentor'
     )
     parser.add_argument(
         '--pictures', nargs='+', default=(), metavar='FILE', help='compare on these; by default on drawn ones'
     )
+    parser.add_argument('--data', metavar='FOLDER', help=DATA_HELP)
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='change values of the config'
     )
@@ -42,6 +45,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.benchmark and (args.raw or not args.out.endswith('.onnx')):
         parser.error(f'--benchmark measures whole models in .onnx; leave it out for {args.out}')
+    if args.data:
+        check_options(args.cfg_options or {})
     export(
         load_config(args.config, args.cfg_options) if args.config else None,
         args.checkpoint,
@@ -51,6 +56,8 @@ def main() -> None:
         args.trust_checkpoint,
         None if args.config else args.cfg_options,
         args.raw,
+        args.data,
+        args.images,
     )
     if args.benchmark:
         print(compare_cost(args.checkpoint, Path(args.out), args.config, args.threads))

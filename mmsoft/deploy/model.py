@@ -10,6 +10,8 @@ import numpy as np
 from .pictures import PictureError, prepare, read_picture
 from .runtimes import Runtime, open_file
 
+PASTED = 2**21  # pixels of a picture that masks are pasted to: a hundred masks take 5 bytes each of every pixel
+
 
 @dataclass
 class Result:
@@ -89,14 +91,28 @@ class Model:
             )
         return prepared
 
+    def inputs(self, images: np.ndarray, size: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """What the file takes for prepared pictures (B, 3, h, w), all of which had the height and width ``size``."""
+        return dict(images=images) if self.task == 'classes' else dict(images=images, size=np.array(size, np.int64))
+
     def run(self, images: np.ndarray, size: tuple[int, int]) -> Iterator[Result]:
         """The results of prepared pictures (B, 3, h, w), all of which had the height and width ``size``."""
-        inputs = dict(images=images)
-        if self.task != 'classes':
-            inputs['size'] = np.array(size, np.int64)
-        found = self.runtime.run(inputs)
+        if self.task == 'masks' and len(images) > 1 and len(images) * size[0] * size[1] > PASTED:
+            for image in images:
+                yield from self.run(image[None], size)
+            return
+        asked = self._pasted_size(size)
+        found = self.runtime.run(self.inputs(images, asked))
         for number in range(len(images)):
-            yield self._result(found, number, size)
+            result = self._result(found, number, asked)
+            yield result if asked == size else _enlarged(result, size)
+
+    def _pasted_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The size that the file is asked for: that of the picture, or less for masks that memory might not hold."""
+        factor = (PASTED / (size[0] * size[1])) ** 0.5
+        if self.task != 'masks' or factor >= 1:
+            return size
+        return max(int(size[0] * factor), 1), max(int(size[1] * factor), 1)
 
     def _result(self, found: Sequence[np.ndarray], number: int, size: tuple[int, int]) -> Result:
         result = Result((int(size[0]), int(size[1])), self.classes)
@@ -111,3 +127,12 @@ class Model:
             result.boxes, result.scores, result.labels = boxes[mine], scores[mine], labels[mine]
             result.masks = masks[0][mine] if masks else None
         return result
+
+
+def _enlarged(result: Result, size: tuple[int, int]) -> Result:
+    """Of the same picture at ``size``: boxes as exact as before, a pixel of a mask as the nearest of the smaller."""
+    (height, width), smaller = size, result.size
+    result.boxes = result.boxes * np.float32([width / smaller[1], height / smaller[0]] * 2)
+    rows, columns = (((np.arange(new) + 0.5) * old / new).astype(int) for new, old in zip(size, smaller, strict=True))
+    result.masks, result.size = result.masks[:, rows[:, None], columns], (int(height), int(width))
+    return result

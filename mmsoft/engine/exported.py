@@ -20,10 +20,10 @@ TASKS = {task.name: task for task in (CLASSIFICATION, SEMANTIC_SEGMENTATION, DET
 
 
 class ExportedPredictor:
-    """As :class:`Predictor`, as far as ``predict`` asks, run by onnxruntime."""
+    """As :class:`Predictor`, as far as ``predict`` asks, run by ``onnxruntime`` or ``openvino``."""
 
-    def __init__(self, file: str | Path) -> None:
-        self.model = load(file)
+    def __init__(self, file: str | Path, runtime: str = 'onnxruntime') -> None:
+        self.model = load(file, runtime)
         about = self.model.about
         self.task = TASKS[about['task']]
         self.cfg = Config(dict(test_dataloader=dict(dataset=about['dataset'])))

@@ -5,7 +5,7 @@ import inspect
 import io
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,14 @@ from torch.export import Dim, ExportedProgram
 import mmsoft
 from mmsoft.deploy.runtimes import FORMAT, KEY
 from mmsoft.files import json_plain
+from mmsoft.layers.cross_shaped_attention import CrossShapedAttention
+from mmsoft.layers.swin import WindowAttention
 from mmsoft.versions import first_line, require
 from mmsoft.weights.writing import whole_file
 
 from .boxes import onnx_suppress, suppress, suppress_by_torchvision
 from .building import ExportError
+from .quantizing import quantize
 from .whole import RawNetwork, Whole, WholeClassifier, WholeDetector
 
 OPSET = 18  # the oldest with all that is used: TensorRT and OpenVINO know it
@@ -38,10 +41,10 @@ def make_graph(whole: Whole, side: tuple[int, int] | None, torch_alone: bool = F
     _check_torch()
     if isinstance(whole, WholeDetector):
         whole.suppress = suppress_by_torchvision if torch_alone else suppress
-    images = torch.rand(2, 3, *(side or EXAMPLE)) * 255
+    least = least_side(whole)
+    images = torch.rand(2, 3, *(side or [max(example, least + example // 2) for example in EXAMPLE])) * 255
     free: dict[int, Any] = {0: Dim('batch', min=1, max=4096)}
     if side is None:
-        least = least_side(whole)
         free |= {2: Dim('height', min=least, max=16384), 3: Dim('width', min=least, max=16384)}
     inputs, shapes = (images,), (free,)
     if takes_size(whole):
@@ -91,8 +94,10 @@ def _averages(count: int, size: int, like: Tensor) -> Tensor:
     return (((place >= first) & (place < end)) / (end - first)).to(like.dtype)
 
 
-def write_onnx(graph: ExportedProgram, whole: Whole, about: Mapping[str, Any], path: Path) -> None:
-    """A whole file, or none, that passes ONNX's own checks."""
+def write_onnx(
+    graph: ExportedProgram, whole: Whole, about: Mapping[str, Any], path: Path, measured: Sequence[str] = ()
+) -> None:
+    """A whole file, or none, that passes ONNX's own checks; in int8 if there are pictures to measure ranges on."""
     require('onnx', 'onnxscript')
 
     names = ['images', 'size'] if takes_size(whole) else ['images']
@@ -116,6 +121,8 @@ def write_onnx(graph: ExportedProgram, whole: Whole, about: Mapping[str, Any], p
     program.model.metadata_props[KEY] = described(about, opset=OPSET)
     with whole_file(path) as partial:
         program.save(partial)
+        if measured:
+            quantize(partial, measured)
         check_file(partial, path)
 
 
@@ -147,8 +154,18 @@ class ProgramRuntime:
 
 
 def least_side(whole: Whole) -> int:
-    """Of what is not padded to whole strides, the least side of which every map has two pixels."""
-    return 1 if whole.multiple >= 32 else 17
+    """Of pictures as the network is given them.
+
+    Shifted windows need a last map larger than a window: on a smaller one they would not shift, which is another graph.
+    Stripes need a last map of two pixels, others every map but the last, if not all is padded to whole strides.
+    """
+    parts = list(whole.modules())
+    windows = [32 * part.window_size[0] + 1 for part in parts if isinstance(part, WindowAttention)]
+    if windows:
+        return max(windows)
+    if whole.multiple >= 32:
+        return 1
+    return 33 if any(isinstance(part, CrossShapedAttention) for part in parts) else 17
 
 
 def takes_size(whole: Whole) -> bool:

@@ -16,7 +16,8 @@ from mmsoft.engine.predictor import Prediction, Predictor
 from .building import ExportError
 
 # Of each precision: pixels of boxes, scores, and the share that has to agree (boxes found, labels, masks, pixels).
-TOLERANCES = dict(fp32=(0.1, 0.001, 0.999), fp16=(2.0, 0.02, 0.98))
+TOLERANCES = dict(fp32=(0.1, 0.001, 0.999), fp16=(2.0, 0.02, 0.98), int8=(40.0, 0.3, 0.5))
+NEAR = 40  # pixels: boxes farther apart are not the same one
 SHAPES = ((1.0, 1.0), (0.6, 1.0), (1.0, 0.4))  # of height and width: three sizes of each picture
 DRAWN = (240, 320)
 
@@ -64,9 +65,10 @@ def compare(predictor: Predictor, model: Model, images: Sequence[np.ndarray], to
         yield compare_answers(mine, theirs, tolerance, zoom)
 
 
-def compare_raw(network: nn.Module, runtime: Runtime, side: tuple[int, int] | None) -> Iterator[Row]:
+def compare_raw(network: nn.Module, runtime: Runtime, least: int) -> Iterator[Row]:
     """A row a size: the largest difference of an output, as a share of the output's largest value."""
-    for size in [side] if side else [(128, 160), (96, 224), (200, 97)]:
+    for sides in [(128, 160), (96, 224), (200, 97)]:
+        size = max(sides[0], least), max(sides[1], least)
         images = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0)) * 255
         with torch.no_grad():
             expected = [y.numpy() for y in network(images)]
@@ -98,7 +100,7 @@ def _compare_boxes(mine: Prediction, theirs: Result, tolerance: tuple[float, flo
         apart[theirs.labels != label] = np.inf
         apart += 100 * (np.abs(theirs.scores - mine.scores[number]) > max(score, 0.01))  # the same place, another box
         best = int(apart.argmin()) if len(apart) else -1
-        if best >= 0 and apart[best] < 20 * pixels:
+        if best >= 0 and apart[best] < min(20 * pixels, NEAR):
             pairs.append((number, best))
         elif mine.scores[number] > least:
             lost += 1

@@ -16,7 +16,7 @@ class Whole(nn.Module):
     What lies beyond 0 and 255 counts as these. Networks of half precision are given half; what follows them is float32.
     """
 
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ()  # their names; a raw network has as many as its head
 
     def __init__(self, model: nn.Module, mean: list[float], std: list[float], bgr: bool, multiple: int = 1) -> None:
         super().__init__()

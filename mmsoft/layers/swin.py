@@ -17,6 +17,7 @@ from mmsoft.ops.dispatch import is_symbol
 
 from .heads import grid_of
 
+Shift = tuple[int | Tensor, int | Tensor]  # of rows and columns
 SHIFTS = ('large', 'by_side', 'all')
 
 
@@ -54,15 +55,15 @@ class WindowAttention(swin.ShiftedWindowAttention):
         shift = self._shift_of(height, width)
         x = to_multiples(x.unflatten(1, (height, width)), side)
         sides = x.shape[1], x.shape[2]
-        if is_symbol(*shift) or any(shift):
-            x = x.roll((-shift[0], -shift[1]), (1, 2))
+        if _is_some(shift):
+            x = _rolled(x, (-shift[0], -shift[1]))
         y = self._attend(to_windows(x, (side, side)).flatten(1, 2), sides, shift).unflatten(1, (side, side))
         y = from_windows(y, (sides[0] // side, sides[1] // side))
-        if is_symbol(*shift) or any(shift):
-            y = y.roll(shift, (1, 2))
+        if _is_some(shift):
+            y = _rolled(y, shift)
         return y[:, :height, :width].flatten(1, 2)
 
-    def _shift_of(self, height: int, width: int) -> tuple[int, int]:
+    def _shift_of(self, height: int, width: int) -> Shift:
         """Of rows and columns."""
         side, step = self.window_size[0], self.shift_size[0]
         if not step:
@@ -70,19 +71,20 @@ class WindowAttention(swin.ShiftedWindowAttention):
         if self.shift == 'by_side':
             return step * _exceeds(height, side), step * _exceeds(width, side)
         if self.shift == 'large':
-            step *= _exceeds(height, side) * _exceeds(width, side)
+            both = step * _exceeds(height, side) * _exceeds(width, side)
+            return both, both
         return step, step
 
-    def _attend(self, x: Tensor, sides: tuple[int, int], shift: tuple[int, int]) -> Tensor:
+    def _attend(self, x: Tensor, sides: tuple[int, int], shift: Shift) -> Tensor:
         """Windows (B * n, w * w, C) of a shifted map of these sides -> the same shape."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B * n, h, w * w, d)
         scores = (q * q.shape[-1] ** -0.5).matmul(k.transpose(-2, -1)) + self.get_relative_position_bias()
-        if is_symbol(*shift) or any(shift):
+        if _is_some(shift):
             apart = self._apart(sides, shift, x.device)  # (n, w * w, w * w)
             scores = scores.unflatten(0, (-1, apart.shape[0])).masked_fill(apart.unsqueeze(1), -math.inf).flatten(0, 1)
         return self.proj(scores.softmax(-1).matmul(v).transpose(1, 2).flatten(2))
 
-    def _apart(self, sides: tuple[int, int], shift: tuple[int, int], device: torch.device) -> Tensor:
+    def _apart(self, sides: tuple[int, int], shift: Shift, device: torch.device) -> Tensor:
         """Which pairs of tokens of a window (n, w * w, w * w) the shift brought there from different sides."""
         rows, columns = (torch.arange(n, device=device) >= n - step for n, step in zip(sides, shift, strict=True))
         origin = 2 * rows[:, None].int() + columns.int()  # (H, W)
@@ -94,6 +96,23 @@ class WindowAttention(swin.ShiftedWindowAttention):
         return f'num_heads={self.num_heads}, window_size={self.window_size[0]}, shift={self.shift_size[0]}'
 
 
-def _exceeds(size: int, bound: int) -> int:
-    """1 or 0, by arithmetic, which the graph of a size that is a symbol keeps."""
-    return cast(int, torch.sym_min(torch.sym_max(size - bound, 0), 1)) if is_symbol(size) else int(size > bound)
+def _is_some(shift: Shift) -> bool:
+    """Whether there may be a shift: of a map whose size is a symbol, the graph tells."""
+    return any(isinstance(step, Tensor) or step for step in shift)
+
+
+def _rolled(x: Tensor, shift: Shift) -> Tensor:
+    """x (B, H, W, C) rolled by rows and columns."""
+    if not any(isinstance(step, Tensor) for step in shift):
+        return x.roll(cast(tuple[int, int], shift), (1, 2))
+    for dim, step in enumerate(shift, 1):
+        size = x.shape[dim]
+        place = torch.arange(size, device=x.device) - step  # less than a map away
+        place = torch.where(place < 0, place + size, place)
+        x = x.index_select(dim, torch.where(place < size, place, place - size))
+    return x
+
+
+def _exceeds(size: int, bound: int) -> int | Tensor:
+    """1 or 0; a number of the graph where the size is a symbol, so that neither is decided when it is made."""
+    return (torch.scalar_tensor(size, dtype=torch.int64) > bound).long() if is_symbol(size) else int(size > bound)

@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import onnx
+import own_sets
 import pytest
 import torch
 from helpers import ROOT, exports_whole_models
 from mmengine.registry import MODELS, init_default_scope
 from small_runs import small_config
 
+from mmsoft.checkpoints import CheckpointError
 from mmsoft.deploy import ModelFileError, load
 from mmsoft.deploy.runtimes import KEY
 from mmsoft.engine.predict import predict
@@ -43,6 +45,26 @@ def checkpoint_of(method, folder):
     spread(model)
     torch.save(dict(state_dict=model.state_dict(), meta=dict(cfg=cfg.pretty_text)), folder / 'model.pth')
     return str(folder / 'model.pth')
+
+
+def test_a_folder_of_ones_own_gives_classes_and_pictures(tmp_path):
+    cfg, root, file = (
+        small_config('retinanet', tmp_path),
+        own_sets.coco(tmp_path / 'my photos', 10),
+        tmp_path / 'a.onnx',
+    )
+    torch.save(dict(meta=dict(dataset_meta=dict(classes=own_sets.NAMES)), state_dict={}), tmp_path / 'model.pth')
+    with pytest.raises(ExportError, match='leave out --pictures, or --data'):
+        export(cfg, 'model.pth', file, pictures=['a.jpg'], data=str(root))
+    with pytest.raises(ExportError, match='name the config before the checkpoint'):
+        export(None, 'model.pth', file, data=str(root))
+    with pytest.raises(
+        CheckpointError, match='holds no weights'
+    ):  # the file has no weights: what stands before them is done
+        export(cfg, str(tmp_path / 'model.pth'), file, data=str(root))
+    assert cfg.model.bbox_head.num_classes == len(own_sets.NAMES)
+    assert (tmp_path / 'a_data' / 'retinanet_soft_pp_tiny_1x_coco.py').is_file()
+    assert not file.exists()
 
 
 @pytest.fixture(scope='module', params=['retinanet', 'mask_rcnn', 'upernet', 'classifier'])

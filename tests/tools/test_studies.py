@@ -2,6 +2,7 @@
 
 import pytest
 from small_runs import losses
+from studies import exports
 from studies import linear as linear_study
 from studies import sizes as size_study
 from studies.backward import summarise, train_pair
@@ -52,10 +53,23 @@ def test_the_study_of_linear_models_scores_teacher_stages_and_scratch(tmp_path, 
     monkeypatch.setattr(linear_study, 'STEPS_AN_EPOCH', 3)
     found = linear_study.study(tmp_path / 'runs', [0], ['labels'], epochs=4)
     assert list(found['labels']) == list(linear_study.MODELS)
-    assert all(0 < score < 100 for (score,) in found['labels'].values())
+    scores = [float(score) for (score,) in found['labels'].values()]
+    assert all(0 <= score < 100 for score in scores), 'per cent, of twelve steps'
+    assert len(set(scores)) > 2, 'they are of different models'
     steps = [len(losses(tmp_path / 'runs/labels_0/linear' / stage)) for stage in ('outputs', 'maps')]
     assert steps == [1, 2]  # a quarter of the teacher's, together
-    table = linear_study.study_table(found)
-    assert '| linear |' in table
-    assert '(100 %)' in table.splitlines()[2]
+    rows = linear_study.study_table(dict(labels=dict(found['labels'], teacher=[40.0], copy=[20.0]))).splitlines()
+    assert ['(100 %)' in rows[2], '(50 %)' in rows[3], rows[5].split()[1]] == [True, True, 'linear']
     assert linear_study.study(tmp_path / 'runs', [0], ['labels'], epochs=4) == found  # nothing is done twice
+
+
+def test_the_study_of_exports_tells_what_files_lose():
+    points = {'checkpoint': [40.0, 30.0], 'fp32, onnxruntime': [40.0, 29.5], 'int8, openvino': [38.25, 30.0]}
+    table = exports.points_table(
+        {'mask_rcnn_soft_pp_tiny_1x_coco': points, 'soft_pp_tiny_300e_in1k': {'checkpoint': [9]}}
+    )
+    assert '| model | checkpoint | fp32, onnxruntime | int8, openvino |' in table
+    assert '| mask_rcnn, segm_mAP | 30.00 | -0.50 | +0.00 |' in table
+    assert '| classifier, top1 | 9.00 |  |  |' in table, 'blank is what was not measured'
+    costs = dict(swin_tiny=[[2.0, 900], [3.0, 800]], soft_pp_small=[[1.0, 400], [2.0, 600]])
+    assert '| soft_pp_small | 1.00 | 400 | 0.50 of its time, 0.50 of its memory |' in exports.costs_table(costs, 2)

@@ -85,13 +85,15 @@ def study(work_dir: Path, seeds: Iterable[int], tasks: Iterable[str], epochs: in
 
 
 def study_table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
-    """Markdown: a row a model; in brackets the share of the teacher's score."""
+    """Markdown: a row a model; in brackets the share of the teacher's score, nan if that is 0."""
     heads = dict(boxes='AP50 of boxes', labels='mIoU')
     lines = [f'| | {" | ".join(heads[task] for task in found)} |', '|---' * (len(found) + 1) + '|']
     for name in MODELS:
         cells = []
         for scores in found.values():
-            shares = [100 * own / of for own, of in zip(scores[name], scores['teacher'], strict=True)]
+            shares = [
+                100 * own / of if of else float('nan') for own, of in zip(scores[name], scores['teacher'], strict=True)
+            ]
             cells.append(f'{spread(scores[name])} ({spread(shares, 0, " %")})')
         lines.append(f'| {name} | {" | ".join(cells)} |')
     return '\n'.join(lines)
