@@ -1,5 +1,7 @@
-_base_ = ['_base_/classifier.py', '_base_/in1k.py', '_base_/schedule_300e_inline.py', '_base_/runtime_cls.py']
+_base_ = ['_base_/classifier.py', '_base_/in1k.py', '_base_/schedule_300e_mila.py', '_base_/runtime_cls.py']
 
-# the authors also add MESA, a loss against the average of the weights from epoch 75 on, which this recipe is without
-model = dict(backbone=dict(type='mmsoft.MILAClassifier', arch='base', drop_path_rate=0.5))
+model = dict(
+    backbone=dict(type='mmsoft.MILAClassifier', arch='base', drop_path_rate=0.5),
+    mesa=dict(weight=2.0, begin=0.25),  # from epoch 75 on
+)
 train_dataloader = dict(batch_size=64)  # x 8 devices

@@ -27,14 +27,14 @@ def from_published(state_dict: str | Path | Mapping, strict: bool = True, **over
     permits options with which some weights have no place.
     """
     checkpoint = Checkpoint.open(state_dict)
-    weights = {name.removeprefix(BACKBONE): x for name, x in checkpoint.weights.items() if name.startswith(BACKBONE)}
-    if not checkpoint.family or not (checkpoint.published or checkpoint.family.is_published(weights)):
+    if not checkpoint.family or not checkpoint.published:
         known = [f'{family.example[0]} of {family.title}' for family in FAMILIES.values() if family.published]
         raise CheckpointError(
             f'{checkpoint.source} is not a published checkpoint of a known family: it has no {", ".join(known)}; '
             f'its first name is {next(iter(checkpoint.weights))!r}'
         )
-    weights = checkpoint.family.to_ours(weights) if weights else checkpoint.weights
+    weights = {name.removeprefix(BACKBONE): x for name, x in checkpoint.weights.items() if name.startswith(BACKBONE)}
+    weights = weights or checkpoint.weights
     read = read_architecture(weights)
     dense = read.num_classes is None and any(name.startswith(PYRAMID) for name in weights)
     if dense and 'num_classes' not in overrides:

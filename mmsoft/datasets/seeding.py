@@ -18,7 +18,9 @@ from mmengine.dataset import InfiniteSampler
 from mmengine.dist import get_dist_info, sync_random_seed
 from torch.utils.data import Sampler
 
+from mmsoft.ops.checks import whole
 from mmsoft.registry import DATA_SAMPLERS, DATASETS
+from mmsoft.versions import require
 
 
 def mix_seeds(*numbers: int) -> int:
@@ -70,6 +72,33 @@ class SeededSampler(Sampler):
             self.sampler.skip(count)
         else:  # of the original MMEngine
             self.sampler.indices = islice(self.sampler._indices_of_rank(), count, None)
+
+
+@DATA_SAMPLERS.register_module()
+class RepeatedSampler(Sampler):
+    """timm's repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020).
+
+    Each sample comes ``num_repeats`` times, to other processes where there are several, and to be augmented anew. An
+    epoch is as long as ever (its length rounded to 256): it sees a part of the samples, other ones each time.
+    """
+
+    def __init__(self, dataset: Any, num_repeats: int = 3, seed: int | None = None) -> None:
+        require('timm')
+        from timm.data.distributed_sampler import RepeatAugSampler
+
+        rank, world_size = get_dist_info()
+        self.seed = sync_random_seed() if seed is None else seed
+        self.sampler = RepeatAugSampler(dataset, world_size, rank, num_repeats=whole('num_repeats', num_repeats, 2))
+        self.set_epoch(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(mix_seeds(self.seed, epoch))  # all that timm seeds its order with
 
 
 @DATASETS.register_module()

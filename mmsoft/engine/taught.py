@@ -1,4 +1,5 @@
-"""Pretraining with a teacher: its predictions beside the labels, soft or hard (Touvron et al., DeiT, ICML 2021)."""
+"""Pretraining with more than labels: predictions of a teacher (Touvron et al., DeiT, ICML 2021), or of the average of
+the model's own weights (Du et al., Sharpness-Aware Training for Free, NeurIPS 2022)."""
 
 import torch
 import torch.nn.functional as F
@@ -59,3 +60,39 @@ class Teacher:
             return F.cross_entropy(logits, wanted.argmax(1))
         own, theirs = ((x / self.temperature).log_softmax(1) for x in (logits, wanted))
         return self.temperature**2 * F.kl_div(own, theirs, reduction='batchmean', log_target=True)
+
+
+class Mesa:
+    """Adds the cross-entropy against what the average of the weights predicts, in a flat place the model's own.
+
+    The hook AverageWeights gives ``average`` and says when it is ``active``. As a teacher, it is part of no state.
+
+    Args:
+        weight: Of this loss, beside 1 for the labels'.
+        begin: Share of the training's epochs after which it is added.
+    """
+
+    def __init__(self, weight: float = 1.0, begin: float = 0.25) -> None:
+        if weight <= 0 or not 0 <= begin < 1:
+            raise ValueError(
+                f'mesa: weight must be above 0, begin at least 0 and below 1; got {weight!r}, {begin!r}; '
+                'model.mesa=None does without it'
+            )
+        self.weight, self.begin, self.active = weight, begin, False
+        self.average: nn.Module | None = None
+
+    def __deepcopy__(self, memo: dict) -> 'Mesa':
+        return self  # the average needs none of its own
+
+    def add(self, loss: Tensor, logits: Tensor, images: Tensor) -> Tensor:
+        """The labels' loss and, once it is active, ``weight`` times this one, for images (B, 3, H, W)."""
+        if self.average is None:
+            raise ValueError(
+                'mesa compares with the average of the weights, which nobody keeps: '
+                "add dict(type='mmsoft.AverageWeights') to custom_hooks, or set model.mesa=None"
+            )
+        if not self.active:
+            return loss
+        with torch.no_grad():
+            wanted = self.average(images).float().softmax(1)
+        return loss + self.weight * F.cross_entropy(logits, wanted)

@@ -44,15 +44,20 @@ class Checkpoint:
         """
         content = source if isinstance(source, Mapping) else read_checkpoint(source, trust)
         weights = read_state_dict(content)
-        published = published_family(weights)
-        weights = published.to_ours(weights) if published else weights
         inner = {name.removeprefix(BACKBONE): value for name, value in weights.items() if name.startswith(BACKBONE)}
+        published = published_family(inner or weights)
+        if published and inner:  # heads have the names that mmdet and mmseg gave them, which have not changed
+            rest = {name: value for name, value in weights.items() if not name.startswith(BACKBONE)}
+            inner = published.to_ours(inner)
+            weights = rest | {f'{BACKBONE}{name}': value for name, value in inner.items()}
+        elif published:
+            weights = published.to_ours(weights)
         meta = content.get('meta')
         return cls(
             source='a state dict' if isinstance(source, Mapping) else str(source),
             weights=weights,
             meta=meta if isinstance(meta, Mapping) else {},
-            family=published or our_family(inner or weights) or published_family(inner),
+            family=published or our_family(inner or weights),
             published=published is not None,
         )
 

@@ -75,12 +75,16 @@ def fit_weights(
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """What load_weights would load, and its report; the model may be on the meta device.
 
-    A model may say of names what is as it should be: by ``leaves_aside(names)``, which of these weights it has no place
-    for, and by ``starts_fresh(names)``, which of its own they need not have.
+    A model may say of names what is as it should be: by ``leaves_aside(names)``, which of these weights it, or its
+    backbone, has no place for, and by ``starts_fresh(names)``, which of its own they need not have.
     """
     own = {name: value for name, value in model.state_dict().items() if not name.endswith(IGNORED)}
     report, fitted = LoadReport(source, fresh=[*fresh, *_told(model, 'starts_fresh', weights)]), {}
-    not_needed = _told(model, 'leaves_aside', weights)
+    not_needed = {
+        f'{prefix}{name}'
+        for prefix, part in (('', model), ('backbone.', getattr(model, 'backbone', None)))
+        for name in _told(part, 'leaves_aside', [n.removeprefix(prefix) for n in weights if n.startswith(prefix)])
+    }
     tables = {f'{name}.table' for name, module in model.named_modules() if isinstance(module, PositionTable)}
     for name, value in weights.items():
         if name.endswith(IGNORED) or name in report.fresh:
@@ -119,6 +123,6 @@ def take_prefix(weights: Mapping[str, Tensor], prefix: str, source: str) -> dict
     return part
 
 
-def _told(model: nn.Module, what: str, weights: Iterable[str]) -> set[str]:
+def _told(model: nn.Module | None, what: str, weights: Iterable[str]) -> set[str]:
     ask: Any = getattr(model, what, None)
     return set(ask(weights)) if ask else set()

@@ -48,6 +48,18 @@ def known_meta(meta: Any) -> dict[str, Any]:
     return {name: meta[name] for name in KNOWN if name in meta}
 
 
+def dataset_meta(meta: Any) -> dict[str, Any]:
+    """What ``meta`` says of the data: ``classes``, ``palette`` and so on.
+
+    Older MMEngine writes names in capitals; mmdet 2 and mmseg 0 put them into ``meta`` itself.
+    """
+    meta = meta if isinstance(meta, Mapping) else {}
+    saved = meta.get('dataset_meta')
+    if not isinstance(saved, Mapping):
+        saved = {name: meta[name] for name in ('CLASSES', 'PALETTE') if name in meta}
+    return {str(name).lower(): value for name, value in saved.items()}
+
+
 def is_plain(value: Any) -> bool:
     """Whether a value consists of strings, numbers and containers of them; it may hold itself, or one part often."""
     pending, seen = [value], {}

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.registry import DATASETS, DefaultScope
+from mmengine.registry import DATA_SAMPLERS, DATASETS, DefaultScope
 from mmengine.runner import Runner
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 from small_worlds import SCOPES, config, safely
 
+from mmsoft.datasets import seeding
 from mmsoft.datasets.miniature import FOLDERS
 from mmsoft.datasets.reading import read_faults
 
@@ -175,3 +176,34 @@ def test_what_hooks_set_reaches_the_data_set(coco: Path) -> None:
         dataset = DATASETS.build(dict(type='mmsoft.SeededDataset', dataset=config('coco', coco)))
     dataset.pipeline = 'another'
     assert dataset.dataset.pipeline == 'another'
+
+
+def repeated(monkeypatch, epoch, rank=0, processes=1, seed=7, repeats=3, count=600):
+    """What a process reads in an epoch: (sample, seed of its augmentation)."""
+    monkeypatch.setattr(seeding, 'get_dist_info', lambda: (rank, processes))
+    inner = dict(type='mmsoft.RepeatedSampler', num_repeats=repeats)
+    sampler = DATA_SAMPLERS.build(
+        dict(type='mmsoft.SeededSampler', sampler=inner, dataset=range(count), seed=seed)  # any data set has a length
+    )
+    sampler.set_epoch(epoch)
+    found = [(int(index), index.seed) for index in sampler]
+    assert len(found) == len(sampler)
+    return found
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_samples_are_repeated_and_augmented_anew(monkeypatch, processes):
+    """Three times in a row, over the processes; an epoch is as long as without, in another order each time."""
+    ranks = [repeated(monkeypatch, 0, rank, processes) for rank in range(processes)]
+    together = [entry for entries in zip(*ranks, strict=True) for entry in entries]
+    assert len(together) == 512  # 600, rounded down to 256
+    assert len({seed for _, seed in together}) == 512
+    samples = [sample for sample, _ in together]
+    assert all(len(set(samples[i : i + 3])) == 1 for i in range(0, 512, 3))
+    assert len(set(samples)) == 171
+    assert [repeated(monkeypatch, 0, rank, processes) for rank in range(processes)] == ranks
+    for other in (dict(epoch=1), dict(epoch=0, seed=8)):
+        assert [sample for sample, _ in repeated(monkeypatch, processes=processes, **other)] != samples[::processes]
+    for wrong in (1, 2.5):
+        with pytest.raises(ValueError, match='num_repeats must be an integer of at least 2'):
+            repeated(monkeypatch, 0, repeats=wrong)

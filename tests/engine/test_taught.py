@@ -1,4 +1,4 @@
-"""A classifier that learns of a teacher's predictions as well as of labels."""
+"""A classifier that learns of a teacher's, or its own average's, predictions as well as of labels."""
 
 import copy
 
@@ -11,6 +11,8 @@ from small_runs import small_config
 
 import mmsoft.registry  # noqa: F401
 from mmsoft.datasets.class_folders import ClassSample
+from mmsoft.engine.taught import Mesa
+from mmsoft.engine.training import train
 
 
 @pytest.fixture(scope='module')
@@ -22,13 +24,13 @@ def teacher(tmp_path_factory):
     return model, dict(source='timm:resnet10t', checkpoint=str(file))
 
 
-def build(folder, **teacher):
+def build(folder, mesa=None, **teacher):
     cfg = small_config('classifier', folder)
     init_default_scope(cfg.default_scope)
     cfg.model.backbone.drop_path_rate = 0.0
     cfg.model.mixup = None
     torch.manual_seed(1)
-    return MODELS.build(dict(cfg.model, teacher=teacher or None))
+    return MODELS.build(dict(cfg.model, teacher=teacher or None, mesa=mesa))
 
 
 def test_losses_are_those_of_the_definition(teacher, tmp_path):
@@ -66,3 +68,51 @@ def test_teachers_that_cannot_teach_are_told_of(teacher, tmp_path):
     model = build(tmp_path, source='timm:resnet10t', checkpoint=str(other))
     with pytest.raises(ValueError, match=r'gives \(1, 9\) logits, the pupil \(1, 6\)'):
         model(torch.randn(1, 3, 64, 64), [ClassSample(gt_label=0)], 'loss')
+
+
+def test_mesa_is_the_cross_entropy_against_the_average(tmp_path):
+    images = torch.randn(4, 3, 64, 64)
+    samples = [ClassSample(gt_label=label) for label in (0, 3, 5, 1)]
+    model = build(tmp_path, mesa=dict(weight=1.5)).eval()
+    labels = build(tmp_path).eval()(images, samples, 'loss')['loss']
+    with pytest.raises(ValueError, match=r"nobody keeps: add dict\(type='mmsoft.AverageWeights'\)"):
+        model(images, samples, 'loss')
+    average = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in average.parameters():
+            parameter.mul_(1.1)
+    model.mesa.average = average
+    assert model(images, samples, 'loss')['loss'] == labels
+    model.mesa.active = True
+    wanted, own = average.backbone(images).softmax(1), model.backbone(images).log_softmax(1)
+    loss = model(images, samples, 'loss')['loss']
+    assert loss.item() == pytest.approx((labels - 1.5 * (wanted * own).sum(1).mean()).item(), rel=1e-5)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in average.parameters())
+    assert model.state_dict().keys() == average.state_dict().keys()
+    for wrong in (dict(weight=0), dict(begin=1)):
+        with pytest.raises(ValueError, match='mesa: weight must be above 0, begin at least 0 and below 1'):
+            build(tmp_path, mesa=wrong)
+
+
+@pytest.mark.slow
+def test_mesa_begins_with_its_epoch(tmp_path, monkeypatch):
+    """In a run, against the average that the run keeps."""
+    cfg = small_config('classifier', tmp_path, train=4, epochs=4)
+    cfg.model.mesa = dict(weight=2.0, begin=0.5)
+    added, add = [], Mesa.add
+
+    def watched(self, loss, logits, images):
+        found = add(self, loss, logits, images)
+        added.append((found - loss).item())
+        assert not self.average.training
+        return found
+
+    monkeypatch.setattr(Mesa, 'add', watched)
+    runner = train(cfg, work_dir=str(tmp_path / 'run'))
+    half = runner.max_iters // 2
+    assert added[:half] == [0.0] * half
+    assert len(added) == 2 * half
+    assert min(added[half:]) > 1  # about 2 log 6, that of models which know nothing
+    (average,) = [hook.average.module for hook in runner.hooks if hasattr(hook, 'average')]
+    assert runner.model.mesa.average is average

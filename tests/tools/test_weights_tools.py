@@ -452,7 +452,16 @@ def test_of_paths_the_last_component_stays():
         assert _without_folders(text) == left
 
 
-def test_a_card_and_its_files_are_sound_whatever_the_checkpoint_says(tmp_path):
+@pytest.fixture
+def usual_depth():
+    """Of recursion: torch's compiler leaves a larger one, with which deep configs can be read."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+def test_a_card_and_its_files_are_sound_whatever_the_checkpoint_says(tmp_path, usual_depth):
     """Texts that MMEngine, Python's parser or a disk does not take; numbers and halves of characters not in JSON."""
     weights = {'line.weight': torch.ones(2, 2)}
     configs = ['filename = 1', 'a = ' + 'dict(a=' * 85 + '1' + ')' * 85, 'train_dataloader = 3', 'a = 0x1' + '0' * 5000]
