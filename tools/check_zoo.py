@@ -17,33 +17,38 @@ from mmsoft.versions import require
 require('mmengine', 'mmcv', 'mmdet', 'mmseg')
 
 import torch
-from zoo import configs, report, runs
+from zoo import configs, five_tools, method, report, runs
 
 from mmsoft.engine.cli import run_tool
 
 
 def main() -> None:
     args = parse()
+    trial, page = (five_tools, five_tools.PAGE) if args.tools else (method, report.PAGE)
+    args.out = args.out or Path('docs/zoo_tools.md' if args.tools else 'docs/zoo.md')
     kept = args.out.with_suffix('.json')
     found = report.read(kept, args.again)
     other = json.loads(args.against.read_text()) if args.against else None
     chosen = runs.choose(args.library, args.only)
-    found['bases'] = sorted({*found['bases'], *(method.key for method in chosen if not method.config)})
-    missing = [method for method in chosen if method.config and (args.only or method.key not in found['rows'])]
+    found['bases'] = sorted({*found['bases'], *(one.key for one in chosen if not one.config)})
+    missing = [one for one in chosen if one.config and (args.only or one.key not in found['rows'])]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for method, row in runs.run(missing, args.seconds, args.threads):
+    for one, row in runs.run(missing, args.seconds, args.threads, trial):
         tracebacks = row.pop('tracebacks')
-        found['rows'][method.key] = row
+        found['rows'][one.key] = row
         report.write(found, kept)
-        done = ', '.join(step for step in runs.STEPS if row[step]) or 'nothing'
+        done = ', '.join(step for step in trial.STEPS if row[step]) or 'nothing'
         print(
-            f'{method.key}: {done}', *(report.reason(error) for error in row['errors'].values()), sep='; ', flush=True
+            f'{one.key}: {done}',
+            *(report.reason(error) for error in row['errors'].values()),
+            sep='; ',
+            flush=True,
         )
         if args.tracebacks:
             print(*tracebacks.values(), sep='\n', file=sys.stderr, flush=True)
-    args.out.write_text(report.markdown(found, other, configs.SIDE, configs.PROPOSALS))
+    args.out.write_text(report.markdown(found, other, configs.SIDE, configs.PROPOSALS, page))
     print(f'{report.totals(found)} See {args.out}')
-    raise SystemExit(report.any_fails([method.key for method in chosen if method.config], found, other))
+    raise SystemExit(report.any_fails([one.key for one in chosen if one.config], found, other))
 
 
 def parse() -> argparse.Namespace:
@@ -56,7 +61,10 @@ def parse() -> argparse.Namespace:
         help='method folders (retinanet), or configs of the zoo (retinanet/retinanet_r18_fpn_1x_coco), run once more',
     )
     parser.add_argument(
-        '--out', type=Path, default=Path('docs/zoo.md'), metavar='FILE', help='the table (default docs/zoo.md)'
+        '--out', type=Path, metavar='FILE', help='the table (default docs/zoo.md, of --tools docs/zoo_tools.md)'
+    )
+    parser.add_argument(
+        '--tools', action='store_true', help='send each through train, test, predict, browse and get_flops instead'
     )
     parser.add_argument('--again', action='store_true', help='forget what the JSON file beside it has')
     parser.add_argument(

@@ -40,6 +40,22 @@ def test_a_method_of_each_zoo_runs_and_an_invented_one_fails(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_method_goes_through_all_tools_and_one_without_such_pictures_says_why(tmp_path):
+    table = tmp_path / 'tools.md'
+    run = subprocess.run(
+        [sys.executable, TOOLS / 'check_zoo.py', '--tools', '--out', table, '--only', 'fastscnn', 'bytetrack', 'x/y'],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1, run.stderr
+    rows = json.loads(table.with_suffix('.json').read_text())['rows']
+    assert '| fastscnn | fast_scnn_8xb4-160k_cityscapes-512x1024 | yes | yes | yes | yes | yes |' in table.read_text()
+    assert 'mmseg: 1 of 1 do all five (1 train, 1 test, 1 predict, 1 browse, 1 get_flops)' in run.stdout
+    assert '--data' in rows['mmdet/bytetrack']['errors']['train']
+    assert 'FileNotFoundError' in rows['mmdet/x/y']['errors']['train']
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('fate', 'reason'), [(lambda *_: os._exit(3), 'ended with 3'), (lambda *_: time.sleep(60), 'no end after 0.5 s')]
 )

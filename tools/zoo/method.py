@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -58,22 +59,27 @@ def count_operators() -> CountingOperators:
 
 def check(library: str, config: str) -> dict[str, Any]:
     """What works, the values that another stack must find as well, the operators called, and the errors."""
-    start = time.perf_counter()
+    operators, trial = count_operators(), Trial(library, config)
+    row = try_steps(dict(zip(STEPS, (trial.build, trial.train, trial.predict), strict=True)))
+    return row | dict(operators=dict(sorted(operators.calls.items())))
+
+
+def try_steps(runs: Mapping[str, Callable[[], Mapping[str, Any] | None]]) -> dict[str, Any]:
+    """Whether each works, what it gives, and the errors; without the first the others are not tried."""
+    start, first = time.perf_counter(), next(iter(runs))
     socket.getaddrinfo = _no_network
-    operators = count_operators()
-    row: dict[str, Any] = dict.fromkeys(STEPS, False) | dict(errors={}, tracebacks={})
-    trial = Trial(library, config)
-    for step, run in zip(STEPS, (trial.build, trial.train, trial.predict), strict=True):
+    row: dict[str, Any] = dict.fromkeys(runs, False) | dict(errors={}, tracebacks={}, operators={})
+    for step, run in runs.items():
         batches.seed(SEED)
         try:
             row.update(run() or {})
             row[step] = True
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             row['errors'][step] = f'{type(error).__name__}: {without_folders(str(error))}'
             row['tracebacks'][step] = traceback.format_exc()
-            if step == 'builds':
+            if step == first:
                 break
-    return row | dict(operators=dict(sorted(operators.calls.items())), seconds=round(time.perf_counter() - start, 1))
+    return row | dict(seconds=round(time.perf_counter() - start, 1))
 
 
 def without_folders(error: str) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mmsoft import mmcv_ops
-from zoo.method import STEPS
 
 STACK = ('torch', 'torchvision', 'mmengine', 'mmcv', 'mmdet', 'mmseg')
 # A pattern in an error's words, and what it comes from.
@@ -29,6 +28,7 @@ REASONS = {
     r'(\w+): implementation for device cpu not found': r'compiled mmcv has \1 for CUDA alone',
 }
 TOLERANCE = 1e-3
+VERBS = dict(builds='build', trains='train', predicts='predict')
 PAGE = """# Methods of mmdet and mmsegmentation that run
 
 {totals}
@@ -68,8 +68,13 @@ def write(report: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(report | dict(rows=rows), indent=1) + '\n')
 
 
+def steps(row: dict[str, Any]) -> list[str]:
+    """What was tried: whether it works is all that a row has of true and false."""
+    return [name for name, value in row.items() if isinstance(value, bool)]
+
+
 def works(row: dict[str, Any]) -> bool:
-    return all(row[step] for step in STEPS)
+    return all(row[step] for step in steps(row))
 
 
 def any_fails(keys: Iterable[str], report: dict[str, Any], other: dict[str, Any] | None) -> bool:
@@ -83,8 +88,10 @@ def totals(report: dict[str, Any]) -> str:
     sentences = []
     for library in sorted({key.split('/')[0] for key in report['rows']}):
         rows = list(_rows(report, library).values())
-        counts = ', '.join(f'{sum(row[step] for row in rows)} {step.removesuffix("s")}' for step in STEPS)
-        sentences.append(f'{library}: {sum(map(works, rows))} of {len(rows)} do all three ({counts}).')
+        names = steps(rows[0])
+        counts = ', '.join(f'{sum(row[step] for row in rows)} {VERBS.get(step, step)}' for step in names)
+        all_of = {3: 'three', 5: 'five'}[len(names)]
+        sentences.append(f'{library}: {sum(map(works, rows))} of {len(rows)} do all {all_of} ({counts}).')
     return ' '.join(sentences)
 
 
@@ -101,7 +108,7 @@ def differences(row: dict[str, Any], other: dict[str, Any] | None) -> list[str]:
     """Where the other stack's row is not the same: a step that works in one alone, another loss or gradient."""
     if other is None:
         return ['was not run there']
-    found = [f'{step} {_yes(row[step])}, there {_yes(other[step])}' for step in STEPS if row[step] != other[step]]
+    found = [f'{step} {_yes(row[step])}, there {_yes(other[step])}' for step in steps(row) if row[step] != other[step]]
     for name in ('loss', 'gradient'):
         here, there = row.get(name), other.get(name)
         if here is not None and there is not None and abs(here - there) > TOLERANCE * abs(there):
@@ -109,9 +116,9 @@ def differences(row: dict[str, Any], other: dict[str, Any] | None) -> list[str]:
     return found
 
 
-def markdown(report: dict[str, Any], other: dict[str, Any] | None, side: int, proposals: int) -> str:
+def markdown(report: dict[str, Any], other: dict[str, Any] | None, side: int, proposals: int, page: str = PAGE) -> str:
     """The whole page."""
-    page = PAGE.format(
+    page = page.format(
         totals=totals(report),
         side=side,
         proposals=proposals,
@@ -154,11 +161,14 @@ def _remark(row: dict[str, Any]) -> str:
 
 
 def _table(report: dict[str, Any], other: dict[str, Any] | None, library: str) -> str:
-    columns = ['method', 'config', *STEPS, 'mmcv operators called', 'remark', *(['compared'] if other else [])]
+    rows = _rows(report, library)
+    names, called = steps(next(iter(rows.values()))), any(row['operators'] for row in rows.values())
+    columns = ['method', 'config', *names, *['mmcv operators called'] * called, 'remark', *['compared'] * bool(other)]
     lines = [f'## {library}', '', _line(columns), _line(['---'] * len(columns))]
-    for name, row in _rows(report, library).items():
+    for name, row in rows.items():
         config = '' if name == row['config'].removesuffix('.py') else Path(row['config']).stem
-        cells = [name, config, *(_yes(row[step]) for step in STEPS), ', '.join(row['operators']), _remark(row)]
+        cells = [name, config, *(_yes(row[step]) for step in names)]
+        cells += [*[', '.join(row['operators'])] * called, _remark(row)]
         if other:
             cells.append('; '.join(differences(row, other['rows'].get(f'{library}/{name}'))))
         lines.append(_line(cells))
@@ -173,4 +183,6 @@ def _operators(report: dict[str, Any]) -> str:
     """Every operator with the number of rows that call it."""
     counts = Counter(name for row in report['rows'].values() for name in row['operators'])
     lines = [_line([f'`{name}`', str(count)]) for name, count in sorted(counts.items(), key=lambda item: -item[1])]
+    if not lines:
+        return ''
     return '\n'.join(['## Operators', '', _line(['operator', 'methods that call it']), '| --- | --- |', *lines, ''])
