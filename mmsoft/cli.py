@@ -6,6 +6,7 @@ A command runs the script of tools/ that a checkout, or the installed package, h
 import argparse
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -57,7 +58,7 @@ def main() -> None:
 
             sys.exit(report())
         script = _script(first) if first in SCRIPTS else Path(__file__)
-        run_tool((lambda: _run(script)) if first in SCRIPTS else configs, script.parent)
+        run_tool((lambda: _run(script, first)) if first in SCRIPTS else configs, script.parent)
 
 
 def _commands() -> dict[str, str]:
@@ -74,12 +75,17 @@ def _first_line(script: Path) -> str:
     return (ast.get_docstring(ast.parse(script.read_text(encoding='utf-8'))) or '').partition('\n')[0]
 
 
-def _run(script: Path) -> None:
-    """Call the script's ``main``, with the script's folder in front of the path, as where Python runs it."""
+def _run(script: Path, command: str) -> None:
+    """Call the script's ``main``, with the script's folder in front of the path, as where Python runs it.
+
+    Its help has the example as it is typed here: shipped configs are found by their names.
+    """
     sys.path.insert(0, str(script.parent))
     spec = importlib.util.spec_from_file_location(f'mmsoft_tool_{script.stem}', script)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)  # type: ignore[union-attr]
+    example = (module.__doc__ or '').replace(f'python tools/{script.name}', f'mmsoft {command}')
+    module.__doc__ = re.sub(r'configs/(\w+)\.py', r'\1', example)
     module.main()
 
 

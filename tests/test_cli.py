@@ -1,5 +1,6 @@
 """The console command: every tool by its name, quickly; configs for who has no checkout."""
 
+import re
 import subprocess
 import sys
 
@@ -40,10 +41,24 @@ def test_a_command_has_the_options_of_its_script(tmp_path, monkeypatch, capsys):
     told = capsys.readouterr().out
     assert told.startswith('usage: mmsoft convert [-h] [--part ')
     assert '--trust-checkpoint' in told
+    assert 'for example: mmsoft convert downloaded.pth' in told
+    with pytest.raises(SystemExit, match='0'):
+        call(monkeypatch, 'train', '--help')
+    assert 'for example: mmsoft train retinanet_soft_pp_small_1x_coco --data' in capsys.readouterr().out
     with pytest.raises(SystemExit, match="error: config 'none"):
         call(monkeypatch, 'flops', 'none.py')
     with pytest.raises(SystemExit, match=r"has no command 'trian'; did you mean train\?; it has train, test, predict"):
         call(monkeypatch, 'trian')
+
+
+def test_the_shell_completes_as_the_docs_tell(tmp_path):
+    (line,) = re.findall(r'^complete -o default (.*) mmsoft$', (ROOT / 'docs' / 'training.md').read_text(), re.M)
+    found = []
+    for typed in ('tra', 'retinanet_soft_pp_tiny_1x'):
+        script = f'mmsoft() {{ "{sys.executable}" -m mmsoft "$@"; }}; compgen {line} -- {typed}'
+        done = subprocess.run(['bash', '-c', script], env=first_on_path(ROOT), capture_output=True, text=True)
+        found += done.stdout.split()
+    assert found == ['train', 'retinanet_soft_pp_tiny_1x_coco']
 
 
 @pytest.mark.slow

@@ -19,11 +19,11 @@ from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
 from mmsoft.distillation.linearizing import STEPS, linearize_run
-from mmsoft.distillation.pictures import own_places
 from mmsoft.distillation.reporting import report_run
 from mmsoft.distillation.teaching import STAGES
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.launch import LAUNCHERS, part_processes
+from mmsoft.engine.own_data import DATA_HELP, check_options
 
 
 def parse() -> argparse.Namespace:
@@ -52,6 +52,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument('--amp', action='store_true', help='mixed precision: float16 on a GPU, bfloat16 on a CPU')
     parser.add_argument('--resume', action='store_true', help='go on with what was interrupted')
     parser.add_argument('--save-every', metavar='INTERVAL', help='as of train.py: 90s, 15min, 2h or 500it')
+    parser.add_argument('--data', metavar='FOLDER', help=DATA_HELP)
     parser.add_argument('--demo', action='store_true', help='the teacher was trained by train.py --demo')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument(
@@ -70,6 +71,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    if args.data:
+        check_options(args.cfg_options or {}, args.demo)
     stages = [stage for stage in STAGES if stage in args.stages]
     try:
         source, linear, written = linearize_run(
@@ -92,13 +95,14 @@ def main() -> None:
             trust=args.trust_checkpoint,
             demo=args.demo,
             options=args.cfg_options,
+            data=args.data,
         )
     except Preempted as stop:
         print(f'{stop}; go on with --resume', file=sys.stderr)
         part_processes(stop.code)
         raise
     if not args.no_report and is_main_process():
-        places = args.report_images or args.images or own_places(linear.cfg)
+        places = args.report_images or args.images or source.places(linear.cfg, 'val')
         files = report_run(
             source, linear, written, places, args.checkpoint, labels=args.labels, trust=args.trust_checkpoint
         )

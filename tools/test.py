@@ -55,14 +55,14 @@ def main() -> None:
     if args.data:
         check_own_data(args.cfg_options or {}, args.demo)
     cfg = load_config(args.config, args.cfg_options)
-    own = f'work_dirs/{Path(args.config).stem}{"_demo" * args.demo}{folder_name(args.data)}'
-    beside = run_folder(args.checkpoint)
-    if beside and args.data:  # the config of the run stays
-        beside = f'{beside}/test{folder_name(args.data)}'
+    own = f'work_dirs/{Path(args.config).stem}{"_demo" * args.demo}'
+    place = run_folder(args.checkpoint) or cfg.get('work_dir') or own
+    if args.data:  # the config of a run there stays
+        place = f'{place}/test{folder_name(args.data)}'
     evaluate(
         cfg,
         args.checkpoint,
-        work_dir=args.work_dir or beside or cfg.get('work_dir') or own,
+        work_dir=args.work_dir or place,
         out=args.out,
         drawings=args.show_dir,
         demo=args.demo,

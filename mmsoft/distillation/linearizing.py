@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mmsoft.engine.config import guard_files, load_config, without_pretrained
 from mmsoft.engine.demo import overlay
 from mmsoft.engine.launch import start_processes
 from mmsoft.engine.lock import lock_work_dir
+from mmsoft.engine.own_data import use_own_data
 from mmsoft.engine.parts import LOADERS
 from mmsoft.engine.training import train
 from mmsoft.versions import require
@@ -53,6 +54,7 @@ class Source:
         rest: Weights around it: neck and heads.
         meta: What its checkpoint says.
         transform: How timm's model wants its pictures.
+        parts: Pictures of each part of a folder of one's own.
     """
 
     cfg: Config | None
@@ -61,6 +63,11 @@ class Source:
     rest: dict[str, Tensor]
     meta: Mapping[str, Any]
     transform: Mapping[str, Any]
+    parts: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def places(self, cfg: Config, part: str = 'train') -> list[str]:
+        """Folders and pictures to learn from, or for the report; where nothing tells parts, the config's."""
+        return self.parts.get(part) or own_places(cfg)
 
 
 def open_source(
@@ -69,12 +76,20 @@ def open_source(
     options: Mapping[str, Any] | None = None,
     trust: bool = False,
     demo: bool = False,
+    data: str | None = None,
+    out: str | Path = '.',
 ) -> Source:
     """``timm:name``, ``torchvision:name``, a config with its checkpoint, or an authors' file alone.
 
-    ``demo``: the teacher was trained by ``train.py --demo``, and its data are what that has drawn.
+    ``demo``: the teacher was trained by ``train.py --demo``, and its data are what that has drawn. ``data``: a folder
+    of one's own, whose annotations and derived config go below ``out``.
     """
     library, colon, name = teacher.partition(':')
+    if data and (checkpoint is None or (colon and library in LIBRARIES)):
+        raise TeacherError(
+            f'--data changes the config of a teacher, and {teacher!r} is none with its checkpoint: give its pictures '
+            'with --images'
+        )
     if colon and library in LIBRARIES:
         return _from_library(library, name, checkpoint, trust)
     if checkpoint is None and teacher.endswith(('.py', '.json', '.yaml', '.yml')):
@@ -92,6 +107,7 @@ def open_source(
     guard_files(cfg, trust)
     if demo:
         overlay(cfg)
+    parts = use_own_data(cfg, data, out, checkpoint, trust, whole=False) if data else {}
     require('mmcv', cfg.get('default_scope', 'mmengine'))
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     without_pretrained(cfg)
@@ -102,12 +118,15 @@ def open_source(
     inner = {name.removeprefix('backbone.'): value for name, value in weights.items() if name.startswith('backbone.')}
     if not inner:
         raise CheckpointError(f'no weight in {checkpoint!r} starts with backbone.: it is not of {cfg.model.type}')
+    if data:  # heads follow the folder's classes, which the teacher's may not be
+        load_whole(MODELS.build(cfg.model), weights, checkpoint)
     module = MODELS.build(cfg.model.backbone)
     load_whole(module, inner, checkpoint)
     module.eval()
     rest = {name: value for name, value in weights.items() if not name.startswith('backbone.')}
     meta = content.get('meta') if isinstance(content, Mapping) else None
-    return Source(cfg, module, cfg.model.backbone.to_dict(), rest, meta if isinstance(meta, Mapping) else {}, {})
+    meta = meta if isinstance(meta, Mapping) else {}
+    return Source(cfg, module, cfg.model.backbone.to_dict(), rest, meta, {}, parts)
 
 
 def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) -> Source:
@@ -321,13 +340,19 @@ def linearize_run(
     trust: bool = False,
     demo: bool = False,
     options: Mapping[str, Any] | None = None,
+    data: str | None = None,
 ) -> tuple[Source, Linear, dict[str, Path]]:
-    """All stages that are asked for; the teacher, the linear model, and the checkpoint of each stage."""
+    """All stages that are asked for; the teacher, the linear model, and the checkpoint of each stage.
+
+    ``data`` is a folder of one's own: its part for training is learned from, and the linear model's config is for it.
+    """
+    if data and images:
+        raise ValueError('--data has the pictures to learn from: leave out --images, or --data')
     out, steps, lr = Path(out), steps or {}, LR | dict(lr or {})
     start_processes(launcher)
-    source = open_source(teacher, checkpoint, options, trust, demo)
+    source = open_source(teacher, checkpoint, options, trust, demo, data, out)
     linear = copy_model(source, inline, attention, seed)
-    places = [] if not stages else list(images or own_places(linear.cfg))
+    places = [] if not stages else list(images or source.places(linear.cfg))
     if stages:
         check_pictures(linear, places)
     written = {}

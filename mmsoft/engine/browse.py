@@ -36,8 +36,9 @@ def browse(
 
         overlay(cfg)
     if data:
-        from .own_data import use_own_data
+        from .own_data import keep_run, use_own_data
 
+        keep_run(out_dir)
         use_own_data(cfg, data, out_dir)
     guard_files(cfg)
     for remark in check_data(cfg, mode, classes=False):

@@ -19,7 +19,7 @@ from mmsoft.versions import require
 
 from .resuming import unwrapped
 from .schedules import SHARE
-from .taught import Teacher
+from .taught import Mesa, Teacher
 
 # Of a run, the most that an average of weights looks back: in a short run, the recipe's would be of its start.
 LONGEST_AVERAGE = 0.1
@@ -34,6 +34,7 @@ class ImageClassifier(BaseModel):
         smoothing: Share of a label that is spread over all classes.
         mixup: Options of timm.data.Mixup (``mixup_alpha``, ``cutmix_alpha``, ...); None mixes nothing.
         teacher: Options of :class:`Teacher`, a trained classifier that gets the same pictures; None for labels alone.
+        mesa: Options of :class:`Mesa`, by which predictions stay near those of the averaged weights; None for none.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ImageClassifier(BaseModel):
         smoothing: float = 0.1,
         mixup: Mapping[str, Any] | None = None,
         teacher: Mapping[str, Any] | None = None,
+        mesa: Mapping[str, Any] | None = None,
         data_preprocessor: dict | None = None,
         init_cfg: dict | None = None,
     ) -> None:
@@ -54,6 +56,7 @@ class ImageClassifier(BaseModel):
         super().__init__(data_preprocessor, init_cfg)
         self.backbone = MODELS.build(backbone)
         self.teacher = Teacher(**teacher) if teacher else None
+        self.mesa = None if mesa is None else Mesa(**mesa)
         num_classes = self.backbone.num_classes
         self.mixup = mixup and Mixup(label_smoothing=smoothing, num_classes=num_classes, **mixup)
         self.loss = SoftTargetCrossEntropy() if mixup else LabelSmoothingCrossEntropy(smoothing)
@@ -79,7 +82,9 @@ class ImageClassifier(BaseModel):
             inputs, targets = self.mixup(inputs, targets)
         logits = self.backbone(inputs).float()
         loss = self.loss(logits, targets)
-        return dict(loss=self.teacher.add(loss, logits, inputs) if self.teacher else loss)
+        for other in filter(None, (self.teacher, self.mesa)):
+            loss = other.add(loss, logits, inputs)
+        return dict(loss=loss)
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
         if self.teacher:
@@ -203,6 +208,13 @@ class AverageWeights(Hook):
         self.average = ModelEmaV3(unwrapped(runner.model), decay=decay, **self.options)
         if self.resumed is not None:
             self.average.module.load_state_dict(self.resumed)
+        self.mesa: Mesa | None = getattr(unwrapped(runner.model), 'mesa', None)
+        if self.mesa:
+            self.mesa.average = self.average.module
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        if self.mesa:
+            self.mesa.active = runner.epoch >= self.mesa.begin * runner.max_epochs
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         # at its first step timm takes the weights as they are

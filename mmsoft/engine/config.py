@@ -48,7 +48,12 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     if os.environ.get('MMSOFT_DATA') == '':
         raise ValueError('MMSOFT_DATA is set but empty; set it to the folder that holds the data sets, or unset it')
     read_without_code()
-    cfg = plain_config(Config.fromfile(path))
+    try:
+        cfg = plain_config(Config.fromfile(path))
+    except TypeError as error:
+        if 'cannot inherit from base' not in str(error):
+            raise
+        raise ValueError(f'config {str(path)!r}: {error}') from error  # which tells of _delete_=True
     old_root = cfg.get('data_root')
     _reject_unknown_options(cfg, options or {})
     cfg.merge_from_dict(dict(options or {}))

@@ -9,6 +9,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 from mmsoft.datasets.layout import class_lists
 from mmsoft.models import Checkpoint
+from mmsoft.weights.meta import dataset_meta
 
 from .config import without_pretrained
 from .heads import head_counts, set_counts
@@ -48,9 +49,7 @@ def shapes_of(cfg: Config) -> dict[str, torch.Size]:
 
 def _same_names(cfg: Config, meta: Mapping) -> bool:
     """Whether the classes of a checkpoint are those of the training data; where it tells none, they may be."""
-    saved = meta.get('dataset_meta')
-    saved = {str(key).lower(): value for key, value in saved.items()} if isinstance(saved, Mapping) else {}
-    known = saved.get('classes')
+    known = dataset_meta(meta).get('classes')
     return not known or all(
         tuple(known) == tuple(own['classes']) for _, own in class_lists(cfg.train_dataloader.dataset)
     )

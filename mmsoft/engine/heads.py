@@ -1,11 +1,13 @@
 """How many classes the heads of a detector or segmentor tell apart, compared with those of the data."""
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.logging import print_log
 from mmengine.registry import MODELS
 
 from mmsoft.datasets.layout import class_lists
@@ -77,7 +79,10 @@ def fit_heads(cfg: Config, mode: str) -> dict[str, int]:
 
 def set_counts(cfg: Config, counts: Mapping[str, int]) -> None:
     """Other class counts, by their dotted names, and losses with as many weights."""
-    cfg.merge_from_dict({**counts, **_weights(cfg, counts)})
+    weights = _weights(cfg, counts)
+    for name in (name for name, value in weights.items() if value is None):
+        print_log(f'{name} is left out: its weights are of other classes', logger='current', level=logging.WARNING)
+    cfg.merge_from_dict({**counts, **weights})
 
 
 def _misfits(cfg: Config, mode: str) -> Iterator[tuple[str, Mapping[str, Any], dict[str, int]]]:
@@ -95,8 +100,11 @@ def misfits(cfg: Config, meta: Mapping[str, Any]) -> dict[str, int]:
     return {name: count for name, count in wanted.items() if count != found[name]}
 
 
-def _weights(cfg: Config, changed: Mapping[str, int]) -> dict[str, list]:
-    """Lists of a weight a class, and perhaps one of none, in the losses of heads that change: as long as is wanted."""
+def _weights(cfg: Config, changed: Mapping[str, int]) -> dict[str, list | None]:
+    """Lists of a weight a class, and perhaps one of none, in the losses of heads that change: as long as is wanted.
+
+    None where classes differ in weight, which is of those classes alone.
+    """
     lists, found = {}, dict(head_counts(cfg.model))
     wanted = {**found, **changed}
     for head in dict.fromkeys(name.rpartition('.')[0] for name in changed):
@@ -105,8 +113,9 @@ def _weights(cfg: Config, changed: Mapping[str, int]) -> dict[str, list]:
         part = reduce(lambda node, key: node[int(key) if key.isdigit() else key], head.split('.'), cfg)
         for key, loss in part.items():
             weights = loss.get('class_weight') if isinstance(loss, Mapping) else None
-            if isinstance(weights, (list, tuple)) and len(weights) in (old, old + 1) and len(set(weights[:old])) == 1:
-                lists[f'{head}.{key}.class_weight'] = [weights[0]] * new + list(weights[old:])
+            if isinstance(weights, (list, tuple)) and len(weights) in (old, old + 1):
+                equal = [weights[0]] * new + list(weights[old:])
+                lists[f'{head}.{key}.class_weight'] = equal if len(set(weights[:old])) == 1 else None
     return lists
 
 

@@ -13,15 +13,17 @@ from mmengine.logging import print_log
 
 from mmsoft.checkpoints import read_checkpoint
 from mmsoft.datasets.layout import leaf_datasets
-from mmsoft.datasets.own import look, write
+from mmsoft.datasets.own import PARTS, look, write
 from mmsoft.datasets.own.writing import put
 from mmsoft.files import shown
 from mmsoft.visualization import contact_sheet
+from mmsoft.weights.meta import dataset_meta
 
 from .browse import drawn_samples
 from .heads import misfits, set_counts
 from .own_report import colours, report
 from .parts import LOADERS, walk_dicts
+from .runner import was_trained_in
 from .tasks import CLASSIFICATION, SEMANTIC_SEGMENTATION, Task, task_of
 
 DATA_HELP = 'your own data: COCO JSON, VOC, YOLO, LabelMe, label maps, class folders or a CSV; see docs/own_data.md'
@@ -50,21 +52,37 @@ def check_options(options: Mapping[str, Any], demo: bool = False) -> None:
             raise ValueError(f'--data sets {key} itself: leave it out of --cfg-options')
 
 
+def keep_run(work_dir: str | Path) -> None:
+    """Raise where a run has written: its config and its annotations would be lost."""
+    if was_trained_in(work_dir):
+        raise ValueError(
+            f'{str(work_dir)!r} has the config and the annotations of a run, which --data would replace: '
+            'name another folder'
+        )
+
+
 def use_own_data(
-    cfg: Config, data: str | Path, work_dir: str | Path, checkpoint: str | None = None, trust: bool = False
-) -> None:
-    """Change ``cfg`` in place to train and test on the folder ``data``; one process looks at it, all follow.
+    cfg: Config,
+    data: str | Path,
+    work_dir: str | Path,
+    checkpoint: str | None = None,
+    trust: bool = False,
+    whole: bool | None = None,
+) -> dict[str, list[str]]:
+    """Change ``cfg`` in place to train and test on the folder ``data``; the pictures of each part.
+
+    One process looks at it, all follow.
 
     Annotations, ``found.md`` and ``samples.png`` go below ``work_dir/data``, the changed config to ``work_dir``.
 
     With the ``checkpoint`` of a trained model, its classes keep their numbers, and the data is for testing: all of it,
-    unless the run that wrote the checkpoint was on it, or the data itself says what is for testing. ``trust`` permits
-    a checkpoint that may run code.
+    unless the run that wrote the checkpoint was on it, or the data itself says what is for testing; ``whole`` says so
+    in its place. ``trust`` permits a checkpoint that may run code.
     """
     task, own, problem = task_of(cfg), None, None
     if is_main_process():
         try:
-            own = _make(task, Path(data), Path(work_dir), checkpoint, trust)
+            own = _make(task, Path(data), Path(work_dir), checkpoint, trust, whole)
             _apply(cfg, task, own)
             _draw(cfg, Path(own['folder']))
             cfg.dump(Path(work_dir, Path(cfg.filename or 'config.py').with_suffix('.py').name))
@@ -78,36 +96,43 @@ def use_own_data(
         raise SystemExit(1)
     if not is_main_process():
         _apply(cfg, task, message[0])
+    return message[0]['pictures']
 
 
-def _make(task: Task, data: Path, work_dir: Path, checkpoint: str | None, trust: bool) -> dict[str, Any]:
+def _make(
+    task: Task, data: Path, work_dir: Path, checkpoint: str | None, trust: bool, whole: bool | None
+) -> dict[str, Any]:
     """Look, write and tell; what the config needs to know."""
     root = data.expanduser().resolve()
     name = f'{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:6]}'
     folder, classes = work_dir / 'data' / name, checkpoint and _carried_classes(checkpoint, trust)
-    whole = checkpoint is not None and not Path(checkpoint).with_name('data').joinpath(name).is_dir()
+    if whole is None:
+        whole = checkpoint is not None and not Path(checkpoint).with_name('data').joinpath(name).is_dir()
     found = look(root, task.name, skip=[work_dir], classes=classes or None, whole=whole)
     write(found, folder, task.name)
     found.palette = found.palette or colours(len(found.classes))
     table = report(found, task.name)
     put(folder / 'found.md', table)
     print(shown(table, keep='\n'), flush=True)
-    parts = {part: len(found.of(part)) for part in ('train', 'val', 'test')}
+    pictures = {part: [str(found.root / picture.path) for picture in found.of(part)] for part in PARTS}
     return dict(
-        root=str(found.root), folder=str(folder.resolve()), classes=found.classes, palette=found.palette, parts=parts
+        root=str(found.root),
+        folder=str(folder.resolve()),
+        classes=found.classes,
+        palette=found.palette,
+        pictures=pictures,
     )
 
 
 def _carried_classes(checkpoint: str, trust: bool) -> list[str]:
     """Names of the classes that a checkpoint of a run tells; none of weights alone."""
     content = read_checkpoint(checkpoint, trust)
-    meta = content.get('meta') if isinstance(content, Mapping) else None
-    meta = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
-    return [str(name) for key, names in (meta or {}).items() if str(key).lower() == 'classes' for name in names]
+    meta = dataset_meta(content.get('meta')) if isinstance(content, Mapping) else {}
+    return [str(name) for name in meta.get('classes') or ()]
 
 
 def _apply(cfg: Config, task: Task, own: Mapping[str, Any]) -> None:
-    parts = {part for part, count in own['parts'].items() if count}
+    parts = {part for part, pictures in own['pictures'].items() if pictures}
     choices = dict(train=('train',), val=('val', 'test'), test=('test', 'val'))
     for mode, wanted in choices.items():
         part = next((part for part in wanted if part in parts), None)
@@ -126,7 +151,7 @@ def _apply(cfg: Config, task: Task, own: Mapping[str, Any]) -> None:
     else:
         set_counts(cfg, misfits(cfg, dict(classes=own['classes'])))
     if 'train' in parts and cfg.get('train_dataloader'):
-        _fit_batch(cfg, own['parts']['train'])
+        _fit_batch(cfg, len(own['pictures']['train']))
 
 
 def _only_leaf(dataset: ConfigDict, name: str) -> ConfigDict:
@@ -167,14 +192,20 @@ def _evaluator(old: Any, task: Task, own: Mapping[str, Any], part: str) -> Any:
 
 
 def _fit_batch(cfg: Config, pictures: int) -> None:
-    """Halve the batch until some make an epoch: a small data set is less than one of ImageNet's batches."""
+    """Halve the batch until some make an epoch: a small data set is less than one of ImageNet's batches.
+
+    The lr stays: scaled to 4 images of 1024, a classifier's would not leave its start.
+    """
     loader, processes = cfg.train_dataloader, get_dist_info()[1]
     batch = loader.batch_size
     while loader.batch_size > 2 and loader.batch_size * processes * LEAST_STEPS > pictures:
         loader.batch_size //= 2
     if loader.batch_size != batch:
+        if 'auto_scale_lr' in cfg:
+            cfg.auto_scale_lr.enable = False
         print_log(
-            f'batches have {loader.batch_size} pictures instead of {batch}: there are {pictures} to train on',
+            f'batches have {loader.batch_size} pictures instead of {batch}: there are {pictures} to train on; '
+            'the lr stays as it is written, --auto-scale-lr scales it to the batch',
             logger='current',
         )
 

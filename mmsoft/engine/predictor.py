@@ -22,6 +22,7 @@ from mmsoft.datasets.class_folders import classes_of
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
 from mmsoft.visualization import opencv_name
+from mmsoft.weights.meta import dataset_meta
 
 from .carried import carried_config, registered_names
 from .config import guard_files, load_config, model_for, without_pretrained
@@ -65,9 +66,7 @@ def _build(cfg: Config, content: Any, source: str, device: str) -> tuple[nn.Modu
 
 def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
     """Class names and colours: the checkpoint's, the config's, those of the data set's class, or numbers."""
-    saved = content.get('meta') if isinstance(content, Mapping) else None
-    saved = saved.get('dataset_meta') if isinstance(saved, Mapping) else None
-    meta = {str(key).lower(): value for key, value in saved.items()} if isinstance(saved, Mapping) else {}
+    meta = dataset_meta(content.get('meta')) if isinstance(content, Mapping) else {}
     source = 'the checkpoint'
     if not meta.get('classes'):
         leaf = next(leaf_datasets(cfg.test_dataloader.dataset))

@@ -40,6 +40,23 @@ PARTIAL = '.part'  # a checkpoint while it is being written
 NOTE = 'last_checkpoint'  # of MMEngine, beside the checkpoints of a run
 
 
+class FormattedOnce(Config):
+    """MMEngine asks for the text at least five times, and at each checkpoint; yapf takes long for it."""
+
+    @classmethod
+    def of(cls, cfg: Config) -> 'FormattedOnce':
+        made = cls.__new__(cls)
+        made.__setstate__(cfg.__getstate__())
+        return made
+
+    @property
+    def pretty_text(self) -> str:
+        plain = repr(self.to_dict())
+        if self.__dict__.get('_formatted', ('',))[0] != plain:
+            self.__dict__['_formatted'] = plain, super().pretty_text
+        return self.__dict__['_formatted'][1]
+
+
 class Runner(runner.Runner):
     """``cfg.trust_checkpoint`` permits pickles that run code; everything else is MMEngine's.
 
@@ -83,7 +100,7 @@ class Runner(runner.Runner):
     def from_cfg(cls, cfg: Config) -> 'Runner':
         """Files that the config names are read as its checkpoints are."""
         read_without_code(cfg.get('trust_checkpoint', False))
-        return super().from_cfg(cfg)
+        return super().from_cfg(FormattedOnce.of(cfg))
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Also for several processes without accelerators, where DDP takes no devices and there is no SyncBatchNorm."""

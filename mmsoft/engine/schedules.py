@@ -27,7 +27,7 @@ def fit_warmup(schedule: Sequence[Mapping[str, Any]], loop: BaseLoop) -> list[di
         if not _is_warmup(part) or end < length:
             continue
         new = max(SHORTEST, length // SHARE)
-        new = new if new <= length else 0
+        new = new if new < length else 0
         print_log(
             f'the warm-up of {end} {unit} is as long as the run of {length}: it takes {new} instead; '
             f'param_scheduler.{number}.end says otherwise',

@@ -8,7 +8,8 @@ from mmengine.config import Config
 from .parts import LOADERS, kind_of, pipelines, walk_dicts
 from .tasks import SEMANTIC_SEGMENTATION, pipeline_shape, task_of
 
-# What steps of pipelines call sizes in pixels; mmseg's crops alone have the height first.
+CENTRES = 'RandomCenterCropPad'  # of CornerNet and CenterNet
+# What steps of pipelines call sizes in pixels; mmseg's crops, and those around centres, have the height first.
 WIDTH_FIRST = ('scale', 'scales', 'img_scale', 'size', 'crop_size', 'border')
 HEIGHT_FIRST = ('size', 'random_size_range', 'crop_size', 'stride')  # of preprocessors, and of windows in testing
 
@@ -19,13 +20,18 @@ def resize_pictures(cfg: Config, height: int, width: int) -> None:
     What it learns from is the crop of the training pipeline or, where there is none, what the test pipeline resizes to.
     """
     mmseg = task_of(cfg) is SEMANTIC_SEGMENTATION
-    old = _crop(cfg, mmseg) or pipeline_shape(cfg)
+    try:
+        old = _crop(cfg, mmseg) or pipeline_shape(cfg)
+    except ValueError:
+        raise ValueError(
+            '--img-size: no pipeline of the config tells a size of pictures: leave it out, or change the pipelines'
+        ) from None
     factors = height / old[0], width / old[1]
     steps = [step for name in LOADERS if cfg.get(name) for step in _steps(cfg[name].dataset)]
     steps += [step for hook in cfg.get('custom_hooks') or () for step in walk_dicts(hook.get('switch_pipeline'))]
     for step in {id(step): step for step in steps}.values():
         for key in WIDTH_FIRST:
-            first = mmseg and key == 'crop_size'
+            first = key == 'crop_size' and (mmseg or kind_of(step) == CENTRES)
             _scale(step, key, factors if first else factors[::-1])
     for part in (*walk_dicts(cfg.model.get('data_preprocessor')), *walk_dicts(cfg.model.get('test_cfg'))):
         for key in HEIGHT_FIRST:
@@ -40,6 +46,8 @@ def _crop(cfg: Config, mmseg: bool) -> tuple[int, int] | None:
     """(height, width) of the last crop of fixed size in training."""
     for step in reversed(_steps((cfg.get('train_dataloader') or {}).get('dataset') or {})):
         size = step.get('crop_size')
+        if kind_of(step) == CENTRES and _is_pair(size):
+            return tuple(size)
         if kind_of(step) == 'RandomCrop' and _is_pair(size) and step.get('crop_type', 'absolute') == 'absolute':
             return tuple(size) if mmseg else tuple(size[::-1])
     return None

@@ -52,7 +52,7 @@ from .hooks import DrawPredictions
 from .launch import start_processes
 from .layer_decay import use_layer_decay
 from .lock import lock_work_dir
-from .own_data import use_own_data
+from .own_data import keep_run, use_own_data
 from .parts import kind_of
 from .results import dump_whole, write_whole
 from .resuming import unwrapped
@@ -219,6 +219,8 @@ def evaluate(
     check_sizes(cfg, sizes)
     if sizes and (out or drawings):
         raise ValueError('--sizes gives a table; for --out and --show-dir test one size, with --cfg-options')
+    if data:
+        keep_run(work_dir)
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     if data:
         use_own_data(cfg, data, work_dir, checkpoint, trust_checkpoint)

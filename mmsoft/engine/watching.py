@@ -4,11 +4,14 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from mmengine.dist import all_gather_object, get_dist_info
@@ -139,6 +142,32 @@ def stop_listening() -> None:
         _others.listening = False
 
 
+@cache
+def _fork_calmly() -> None:
+    if sys.platform == 'linux':
+        os.register_at_fork(before=wait_for_calm)
+
+
+def wait_for_calm(longest: float = 0.5) -> None:
+    """Until no other thread of this process runs, or ``longest`` seconds.
+
+    Up to Python 3.12 a forked child hangs for ever if a thread held the interpreter's lock of thread states then.
+    Gloo's threads do for a moment after each collective, and data workers are forked right after one.
+    """
+    deadline = time.monotonic() + longest
+    while any(map(_runs, Path('/proc/self/task').iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _runs(thread: Path) -> bool:
+    if int(thread.name) == threading.get_native_id():
+        return False
+    try:
+        return Path(thread, 'stat').read_text().rpartition(')')[2].split()[0] == 'R'
+    except OSError:  # it has ended
+        return False
+
+
 @contextmanager
 def in_company() -> Iterator[None]:
     """Tell the other processes how this one ends; where another ended first, say so instead of what came of it."""
@@ -147,6 +176,7 @@ def in_company() -> Iterator[None]:
         yield
         return
     _others = Others()
+    _fork_calmly()
     try:
         yield
     except (Exception, Preempted) as error:

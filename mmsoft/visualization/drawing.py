@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 import mmcv
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from mmsoft.files import shown
 
@@ -104,9 +105,13 @@ def draw_class(
 
 
 def _line(text: str, width: int, colour: tuple[int, int, int] = (0, 0, 0)) -> np.ndarray:
-    """A strip (TITLE, width, 3) of text, cut off where it ends."""
-    strip = np.full((TITLE, width, 3), 255, np.uint8)
-    return cv2.putText(strip, shown(text), (2, TITLE - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, colour, 1, cv2.LINE_AA)
+    """A strip (TITLE, width, 3) of text, cut off where it ends; OpenCV's own fonts know ASCII alone."""
+    from matplotlib import get_data_path
+
+    font = ImageFont.truetype(f'{get_data_path()}/fonts/ttf/DejaVuSans.ttf', 13)
+    strip = Image.new('RGB', (width, TITLE), 'white')
+    ImageDraw.Draw(strip).text((2, 4), shown(text), colour[::-1], font)
+    return np.array(strip)[..., ::-1]
 
 
 def contact_sheet(

@@ -55,6 +55,7 @@ def save_figure(figure: Any, out: str | Path, dpi: int = 100) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as partial:
                 options = dict(metadata={'Date': None}) if kind == 'svg' else {}
+                options['bbox_inches'] = 'tight'  # the layout does not always leave room for a title of several lines
                 FigureCanvasAgg(figure).print_figure(partial, format=kind, dpi=dpi, **options)
     return paths
 

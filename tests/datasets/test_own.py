@@ -178,6 +178,15 @@ def test_data_of_another_task_is_refused(name, task, sentence, sets):
         look(sets / name, task)
 
 
+def test_label_maps_of_one_value_teach_nothing(sets, tmp_path):
+    shutil.copytree(sets / 'label_maps', tmp_path / 'set')
+    (tmp_path / 'set' / 'classes.txt').unlink()
+    for path in (tmp_path / 'set' / 'masks').iterdir():
+        Image.fromarray(np.full_like(np.array(Image.open(path)), 4)).save(path)
+    with pytest.raises(OwnDataError, match="one class, 'class_4': a segmentor needs two"):
+        look(tmp_path / 'set', 'labels')
+
+
 def remarks(folder: Path, task: str = 'boxes') -> str:
     return '\n'.join(look(folder, task).remarks)
 
@@ -222,6 +231,15 @@ def test_the_division_is_the_same_every_time_and_keeps_copies_together(sets, tmp
     assert all(parts[name] == parts[f'copy of {name}'] for name in parts if not name.startswith('copy'))
     for part in ('train', 'val'):
         assert set().union(*(picture.labels for picture in found.of(part))) == set(NAMES)
+
+
+def test_copies_of_one_picture_cannot_be_divided(sets, tmp_path):
+    picture = next((sets / 'class_folders').rglob('*.png'))
+    for name in ('x/0.png', 'x/1.png', 'y/0.png'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(picture, tmp_path / name)
+    with pytest.raises(OwnDataError, match=r'3 copies of one annotated picture .* two different ones are needed'):
+        look(tmp_path, 'classes')
 
 
 def test_parts_that_the_data_names(sets, tmp_path):

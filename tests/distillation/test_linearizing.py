@@ -7,14 +7,17 @@ import subprocess
 import time
 from types import SimpleNamespace
 
+import own_sets
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from small_runs import ENVIRONMENT, command, dump, losses, run, small_config
 
 from mmsoft.checkpoints import read_state_dict
 from mmsoft.datasets.miniature import write_world
 from mmsoft.distillation.linearizing import linearize_run
+from mmsoft.distillation.pictures import find_pictures
 from mmsoft.distillation.report import agreement
 from mmsoft.distillation.reporting import report_run
 from mmsoft.distillation.sources import TeacherError
@@ -31,13 +34,13 @@ SWIN = dict(
 )
 
 
-def teacher(folder, method='retinanet', **backbone):
+def teacher(folder, method='retinanet', classes=80, **backbone):
     """A config of the teacher on a small world, and random weights."""
     cfg = small_config(method, folder)
     cfg.model.backbone = dict(SWIN, **backbone)
     dims = [16, 32, 64, 128]
     if method == 'retinanet':
-        cfg.model.neck.in_channels = dims
+        cfg.model.neck.in_channels, cfg.model.bbox_head.num_classes = dims, classes
     else:
         cfg.model.decode_head.in_channels, cfg.model.auxiliary_head.in_channels = dims, dims[2]
     init_default_scope(cfg.default_scope)
@@ -49,6 +52,26 @@ def teacher(folder, method='retinanet', **backbone):
 
 
 OPTIONS = dict(steps=dict(outputs=3, maps=3), batch_size=2, workers=0)
+
+
+def test_a_folder_of_ones_own_is_learned_from_and_in_the_linear_config(tmp_path):
+    root = own_sets.coco(tmp_path / 'my photos', 10)
+    _, path, weights = teacher(tmp_path / 'six', classes=6)
+    out, images = tmp_path / 'out', [str(root)]
+    source, linear, _ = linearize_run(str(path), str(weights), out, data=str(root), stages=())
+    learned, reported = source.places(linear.cfg), source.places(linear.cfg, 'val')
+    assert (len(learned), len(reported)) == (7, 3)
+    assert sorted(learned + reported) == find_pictures(images)
+    cfg = Config.fromfile(out / 'linear.py')
+    assert cfg.test_dataloader.dataset.metainfo.classes == own_sets.NAMES
+    assert cfg.model.bbox_head.num_classes == 6
+    with pytest.raises(ValueError, match='leave out --images, or --data'):
+        linearize_run(str(path), str(weights), out, data=str(root), images=images)
+    with pytest.raises(TeacherError, match='give its pictures with --images'):
+        linearize_run('timm:swin_tiny_patch4_window7_224', None, out, data=str(root))
+    _, path, weights = teacher(tmp_path / 'eighty')
+    with pytest.raises(TeacherError, match=r'bbox_head\.retina_cls.* is \(54'):
+        linearize_run(str(path), str(weights), tmp_path / 'other', data=str(root), stages=())
 
 
 @pytest.fixture(scope='module')

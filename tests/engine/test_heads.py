@@ -12,7 +12,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 import mmsoft
 from mmsoft.engine.config import check_levels, load_config
-from mmsoft.engine.heads import check_heads, head_counts
+from mmsoft.engine.heads import check_heads, head_counts, set_counts
 from mmsoft.engine.tasks import CLASSIFICATION, SEMANTIC_SEGMENTATION, task_of
 
 SHIPPED = sorted(path.stem for path in Path(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco')).parent.glob('*_*.py'))
@@ -144,6 +144,14 @@ def test_a_weight_a_class_is_mended_with_its_head():
     cfg.merge_from_dict({name: ast.literal_eval(value) for name, value in (option.split('=') for option in options)})
     check_heads(cfg, 'train')
     assert cfg.model.panoptic_head.loss_cls.class_weight == [1.0, 1.0, 0.1]
+
+
+def test_weights_of_other_classes_are_left_out():
+    """Of CGNet: as rare as classes of Cityscapes are."""
+    cfg = zoo('mmseg/cgnet/cgnet_fcn_4xb4-60k_cityscapes-680x680.py')
+    assert len(set(cfg.model.decode_head.loss_decode.class_weight)) == 19
+    set_counts(cfg, {'model.decode_head.num_classes': 3})
+    assert cfg.model.decode_head.loss_decode.class_weight is None
 
 
 def test_maps_that_nobody_reads_are_said_before_processes_wait_for_them():

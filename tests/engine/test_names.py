@@ -142,6 +142,12 @@ def test_titles_and_curves_take_any_name(tmp_path: Path) -> None:
     plot_curves([folder.parent], tmp_path / 'curves.png')
 
 
+def test_letters_beyond_ascii_are_drawn(tmp_path: Path) -> None:
+    for name in ('ä', 'ö'):
+        contact_sheet([np.zeros((40, 40, 3), np.uint8)], tmp_path / f'{name}.png', titles=[name])
+    assert (tmp_path / 'ä.png').read_bytes() != (tmp_path / 'ö.png').read_bytes()
+
+
 def test_names_do_not_steer_a_log(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     from mmengine.logging import MMLogger
     from mmengine.visualization import Visualizer

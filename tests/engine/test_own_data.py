@@ -14,10 +14,12 @@ from small_runs import dump, run, small_config
 import mmsoft
 from mmsoft.datasets.own import OwnDataError
 from mmsoft.engine import own_data
+from mmsoft.engine.browse import browse
 from mmsoft.engine.config import check_data, load_config
 from mmsoft.engine.heads import head_counts
 from mmsoft.engine.own_data import check_options, use_own_data
 from mmsoft.engine.telling import in_words
+from mmsoft.engine.training import evaluate
 
 CASES = [
     ('mask_rcnn_soft_pp_tiny_1x_coco', 'coco', NAMES),
@@ -47,6 +49,7 @@ def test_a_config_follows_the_data_and_is_all_that_is_needed(config, name, class
     if name == 'csv':
         assert derived.model.backbone.num_classes == len(classes)
         assert 4 * derived.train_dataloader.batch_size <= 43
+        assert not derived.auto_scale_lr.enable  # scaled to 4 images of 1024, the lr would not leave its start
     else:
         assert {count for _, count in head_counts(derived.model)} == {len(classes)}
         assert list(derived.val_dataloader.dataset.metainfo.classes) == classes
@@ -78,8 +81,20 @@ def test_data_that_is_tested_alone_is_tested_whole_unless_it_was_trained_on(tmp_
         return len(content['images'])
 
     assert tested(tmp_path / 'other') == 6
-    use_own_data(load_config(config), root, tmp_path / 'run')
+    parts = use_own_data(load_config(config), root, tmp_path / 'run')
+    assert {part: len(pictures) for part, pictures in parts.items()} == dict(train=4, val=2, test=0)
+    assert all(Path(picture).is_file() for pictures in parts.values() for picture in pictures)
     assert tested(tmp_path / 'run') == 2
+
+
+def test_a_run_keeps_its_config_and_annotations(tmp_path):
+    (tmp_path / 'last_checkpoint').write_text('epoch_1.pth')
+    cfg = load_config(mmsoft.config_path('retinanet_soft_pp_tiny_1x_coco'))
+    with pytest.raises(ValueError, match='has the config and the annotations of a run'):
+        evaluate(cfg, 'epoch_1.pth', work_dir=str(tmp_path), data='set')
+    with pytest.raises(ValueError, match='name another folder'):
+        browse(cfg, tmp_path, data='set')
+    assert [path.name for path in tmp_path.iterdir()] == ['last_checkpoint']
 
 
 @pytest.mark.parametrize(

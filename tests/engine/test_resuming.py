@@ -1,5 +1,6 @@
 """A run goes on from any iteration as if nothing had been, or says why it does not."""
 
+import copy
 import os
 import signal
 import textwrap
@@ -15,11 +16,12 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from mmengine.structures import BaseDataElement
 from small_runs import assert_same_state, command, dump, every_iteration, run, small_config
+from yapf.yapflib import yapf_api
 
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
 from mmsoft.engine.conditions import check_optimizer, check_same, conditions, differences, forgetful
 from mmsoft.engine.resuming import own_files_only
-from mmsoft.engine.runner import Runner, latest_checkpoint
+from mmsoft.engine.runner import FormattedOnce, Runner, latest_checkpoint
 from mmsoft.engine.saving import collect_for, parse_interval
 from mmsoft.engine.training import _start_alone
 
@@ -113,6 +115,19 @@ def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     last = read_checkpoint(latest_checkpoint(tmp_path / 'other'))
     assert {group['lr'] for group in last['optimizer']['param_groups']} == {5e-4}
     assert last['meta']['iter'] == 4  # half of the epoch was done
+
+
+def test_the_config_is_formatted_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg, calls = small_config('retinanet', tmp_path), []
+    expected = cfg.pretty_text
+    original = yapf_api.FormatCode
+    monkeypatch.setattr(yapf_api, 'FormatCode', lambda *args, **options: calls.append(1) or original(*args, **options))
+    ours = copy.deepcopy(FormattedOnce.of(cfg))
+    assert [ours.pretty_text, ours.pretty_text] == [expected, expected]
+    assert len(calls) == 1
+    ours.train_cfg.max_epochs = 77
+    assert 'max_epochs=77' in ours.pretty_text
+    assert cfg.pretty_text == expected
 
 
 def test_innocent_changes_are_none(tmp_path: Path) -> None:

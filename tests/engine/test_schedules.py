@@ -56,6 +56,8 @@ def test_a_run_shorter_than_its_warmup_comes_to_its_lr(told):
     warmup, decay = fit_warmup([WARMUP, poly], SimpleNamespace(max_epochs=1, max_iters=100))
     assert (warmup['end'], decay['begin']) == (10, 10)
     assert (WARMUP['end'], poly['begin']) == (500, 500)  # the config stays
+    (decay,) = fit_warmup([WARMUP, poly], SimpleNamespace(max_epochs=1, max_iters=2))  # nothing would follow
+    assert decay['begin'] == 0
 
 
 @pytest.mark.parametrize('length', [1, 2, 3])

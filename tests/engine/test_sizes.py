@@ -21,6 +21,10 @@ def sizes_of(cfg, mode):
     return [(key, step[key]) for step in steps for key in KEYS if isinstance(step.get(key), (tuple, list))]
 
 
+def zoo(library, name):
+    return Config.fromfile(Path(LIBRARIES[library].__file__).with_name('.mim') / 'configs' / name)
+
+
 def shipped(name):
     return load_config(mmsoft.config_path(name))
 
@@ -67,7 +71,7 @@ ZOO = {
 @pytest.mark.parametrize('path', ZOO)
 def test_pipelines_of_other_methods_follow(path):
     library, _, name = path.partition('/')
-    cfg = Config.fromfile(Path(LIBRARIES[library].__file__).with_name('.mim') / 'configs' / name)
+    cfg = zoo(library, name)
     set_img_size(cfg, (256, 320))
     train, test = ZOO[path]
     assert sizes_of(cfg, 'train')[: len(train)] == train
@@ -99,3 +103,10 @@ def test_sides_are_checked():
         set_img_size(shipped('retinanet_soft_pp_tiny_1x_coco'), (1, 2, 3))
     with pytest.raises(ValueError, match=r"a classifier's pictures are square; got --img-size 64 96"):
         set_img_size(shipped('soft_pp_tiny_300e_in1k'), (64, 96))
+
+
+def test_crops_around_centres_are_resized_with_all_else():
+    cfg = zoo('mmdet', 'centernet/centernet_r18_8xb16-crop512-140e_coco.py')
+    set_img_size(cfg, (128, 192))
+    assert ('crop_size', (128, 192)) in sizes_of(cfg, 'train')
+    assert ('scale', (192, 128)) in sizes_of(cfg, 'train')

@@ -1,11 +1,16 @@
 """Several processes: started for different runs, waiting for one that hangs, and one that ends."""
 
+import hashlib
 import signal
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from small_runs import ENVIRONMENT, command, dump, small_config
+
+from mmsoft.engine.watching import wait_for_calm
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +55,7 @@ def slow(self, index):
     global count
     count += os.environ['SLURM_PROCID'] == '1'
     if count == 5:  # two a batch
-        time.sleep(8)
+        time.sleep(5)
         {end}
     return read(self, index)
 
@@ -77,3 +82,19 @@ def test_who_waits_says_for_whom_and_who_ends_says_why(end: str, code: int, sent
     assert 's for rank 1, which saves after iteration 2, or reads the next batch' in words[0]
     assert f'rank 1 ended: {sentence}' in words[0]
     assert 'has waited' not in words[1]
+
+
+def test_a_fork_waits_for_threads_that_run_and_not_for_ever() -> None:
+    """A thread that needs no interpreter lock, as gloo's; one that sleeps is not waited for."""
+    sleeper = threading.Event()
+    threading.Thread(target=sleeper.wait, daemon=True).start()
+    begun = time.monotonic()
+    wait_for_calm()
+    assert time.monotonic() - begun < 0.2
+    for rounds, longest, ended in ((2 * 10**5, 60.0, True), (3 * 10**6, 0.05, False)):
+        thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=('sha256', b'', b'', rounds), daemon=True)
+        thread.start()
+        wait_for_calm(longest)
+        thread.join(0.02)
+        assert thread.is_alive() is not ended
+    sleeper.set()

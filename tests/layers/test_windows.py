@@ -17,6 +17,7 @@ from mmsoft.layers import (
     StripeBranch,
     WindowAttention,
 )
+from mmsoft.layers.swin import _rolled
 from mmsoft.layers.window_conv import WindowConv
 from mmsoft.models import InLineCSwin, InLineSwin
 from mmsoft.ops import from_windows, inline_attention_reference, to_windows
@@ -95,15 +96,15 @@ def test_whole_map_attention_is_exact_up_to_the_bound_and_averages_beyond():
     branch, unbounded = GlobalBranch(16, 2, 64), GlobalBranch(16, 2, 10**6)
     unbounded.load_state_dict(branch.state_dict())
     q, k, v = torch.randn(3, 2, 8, 8, 16).unbind()
-    assert torch.equal(branch(q, k, v, q), unbounded(q, k, v, q))
+    assert torch.equal(branch(torch.stack((q, k, v), -2), q), unbounded(torch.stack((q, k, v), -2), q))
     scores = heads_of(q.flatten(1, 2), 2) @ heads_of(k.flatten(1, 2), 2).transpose(-1, -2) / 8**0.5
     y = (scores.softmax(-1) @ heads_of(v.flatten(1, 2), 2)).transpose(1, 2).flatten(2).view(v.shape)
     y = y + branch.lepe(v.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-    assert relative_error(branch(q, k, v, q), y) < 1e-5
+    assert relative_error(branch(torch.stack((q, k, v), -2), q), y) < 1e-5
     # what is constant over 2 x 2 patches loses nothing by being averaged
     k, v = (torch.randn(2, 4, 8, 16).repeat_interleave(2, 1).repeat_interleave(2, 2) for _ in range(2))
     q = torch.randn(2, 8, 16, 16)
-    assert relative_error(branch(q, k, v, q), unbounded(q, k, v, q)) < 1e-5
+    assert relative_error(branch(torch.stack((q, k, v), -2), q), unbounded(torch.stack((q, k, v), -2), q)) < 1e-5
 
 
 def test_cswin_predicts_kernels_from_what_comes_before_the_norm():
@@ -188,3 +189,9 @@ def test_window_convolution_equals_torchs_in_float64(channels, window, dtype):
     assert relative_error(found, expected) < bound
     for ours, theirs in zip((x, conv.weight, conv.bias), leaves, strict=True):
         assert relative_error(ours.grad, theirs.grad) < bound
+
+
+@pytest.mark.parametrize('shift', [(3, -3), (0, 2)])
+def test_a_shift_of_the_graph_is_torchs_roll(shift):
+    x = torch.randn(2, 5, 8, 3)
+    assert torch.equal(_rolled(x, tuple(map(torch.tensor, shift))), x.roll(shift, (1, 2)))

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,22 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     size = expected.abs().max().item()
     assert size > 0, 'nothing to compare with'
     return (found - expected).abs().max().item() / size
+
+
+def assert_as_in_float64(
+    found: torch.Tensor,
+    expected: torch.Tensor,
+    single: Sequence[torch.Tensor],
+    double: Sequence[torch.Tensor],
+    bound: float,
+) -> None:
+    """Values, and the gradients of the leaves that they were made of, at some gradient of the output."""
+    assert relative_error(found, expected) < bound
+    weight = torch.randn_like(expected).to(found.dtype)
+    exact = torch.autograd.grad(expected, double, weight.double())
+    for leaf, gradient, one in zip(single, torch.autograd.grad(found, single, weight), exact, strict=True):
+        assert gradient.dtype == leaf.dtype
+        assert relative_error(gradient, one) < bound
 
 
 def needs_triton() -> None:

@@ -37,11 +37,13 @@ PLAIN = dict(dims=(48,), heads=(3,), depths=(2,))
 def narrow_model(model: ConfigDict) -> None:
     """Widths of MINI, or as the family of the backbone asks, and heads to match."""
     kind = model.backbone.type
+    if model.get('mesa'):
+        model.mesa = None  # a run alone has the average that it compares with
     model.backbone.arch = arch = DOUBLING if 'Swin' in kind else PLAIN if 'DeiT' in kind else MINI
     dims = list(arch['dims'])
-    if len(dims) == 1:  # the levels of its pyramid that the config asks for
+    if len(dims) == 1:  # the levels of its pyramid
         dims = [dims[0] // part for part in (4, 2, 1, 1)]
-        dims = [dims[index] for index in model.backbone.get('out_indices', range(4))]
+    dims = [dims[index] for index in model.backbone.get('out_indices', range(4))]
     if 'neck' in model:
         model.neck.update(in_channels=dims, out_channels=32)
         for head in (model.get('bbox_head'), model.get('rpn_head')):
@@ -99,9 +101,10 @@ def small_config(method: str, folder: Path, train: int = 8, batch: int = 2, epoc
     return cfg
 
 
-def small_checkpoint(method: str, folder: Path) -> tuple[Config, Path]:
+def small_checkpoint(method: str, folder: Path, **backbone: object) -> tuple[Config, Path]:
     """A config, and the path of a checkpoint that carries it; random heads are sure of nothing: every score counts."""
     cfg = small_config(method, folder, train=1)
+    cfg.model.backbone.update(backbone)
     if 'rcnn' in cfg.model.get('test_cfg', {}):
         cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=5)
     elif method == 'retinanet':
@@ -115,7 +118,7 @@ def small_checkpoint(method: str, folder: Path) -> tuple[Config, Path]:
 
 def dump(cfg: Config, folder: Path, name: str = 'small') -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    cfg.dump(folder / f'{name}.py')
+    Config(cfg.to_dict(), format_python_code=False).dump(folder / f'{name}.py')
     return folder / f'{name}.py'
 
 

@@ -1,5 +1,6 @@
 """Rows of attention matrices, compared with the matrices themselves and with what layers do."""
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -9,10 +10,10 @@ from helpers import MINI, relative_error
 from mmsoft import SOFT
 from mmsoft.layers import SoftmaxAttention
 from mmsoft.ops import softmax_free_attention_reference
-from mmsoft.visualization import attention_maps, attention_rows
+from mmsoft.visualization import attention_maps, attention_rows, figures
 from mmsoft.visualization.looking import heads_of, hooked, look, values_of
 
-WITHOUT = ('own_family', 'mila')  # convolutions alone; values that are no projection
+WITHOUT = ('own_family',)  # convolutions alone
 SIZES = dict(inline_swin=224, inline_cswin=224)  # whole windows: the bias is a value of padding as well
 
 
@@ -128,3 +129,13 @@ def test_faults_are_told_in_a_sentence():
     seen = look(model, image, [3])[0]
     with pytest.raises(ValueError, match='query 99 is none of 16 tokens'):
         attention_rows(seen.layer, seen.x, seen.grid, [99])
+
+
+def test_a_title_of_several_lines_is_whole(tmp_path):
+    maps = attention_maps(SOFT(MINI).eval(), torch.randn(1, 3, 64, 64), [(0.5, 0.5)])
+    row = figures.Panels(
+        'soft_pp_tiny_300e_in1k, start values\n0.5 0.5', np.zeros((64, 64, 3), np.uint8), (64, 64), maps
+    )
+    figures.save_figure(figures.attention_figure([row]), tmp_path / 'shown')
+    shown = cv2.imread(str(tmp_path / 'shown.png'))
+    assert all((border == 255).all() for border in (shown[0], shown[-1], shown[:, 0], shown[:, -1]))

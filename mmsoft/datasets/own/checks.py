@@ -23,8 +23,9 @@ def check(found: Found, task: str, faults: Faults) -> None:
         found.remarks.append(f'classes without an example: {", ".join(empty[:8])}')
     if not counts:
         faults.add(found.root, f'{len(found.pictures)} pictures of {found.kind}, but not one object: nothing to learn')
-    if task == 'classes' and len(found.classes) == 1:
-        faults.add(found.root, f'all pictures are of one class, {found.classes[0]!r}: a classifier needs two')
+    if task in ('classes', 'labels') and len(found.classes) == 1:
+        model = dict(classes='classifier', labels='segmentor')[task]
+        faults.add(found.root, f'all pictures are of one class, {found.classes[0]!r}: a {model} needs two')
 
 
 def _check_objects(found: Found) -> None:

@@ -47,13 +47,14 @@ def _divide(pictures: list[Picture], found: Found, same: dict[str, str]) -> None
 
     A class of one picture stays in training, and so do the last pictures of any.
     """
-    if len(pictures) < 2:
-        raise OwnDataError(
-            f'{len(pictures)} annotated picture in {str(found.root)!r} cannot be divided: two are needed'
-        )
     groups = defaultdict(list)
     for picture in pictures:
         groups[same.get(picture.path, picture.path)].append(picture)
+    if len(groups) < 2:
+        copies = f'{len(pictures)} copies of one' if len(pictures) > 1 else len(pictures)
+        raise OwnDataError(
+            f'{copies} annotated picture in {str(found.root)!r} cannot be divided: two different ones are needed'
+        )
     order = sorted(groups, key=lambda name: hashlib.sha256(name.encode()).digest())
     labels = {name: set().union(*(labels_of(picture) for picture in groups[name])) for name in order}
     counts, chosen = Counter(label for name in order for label in labels[name]), set()

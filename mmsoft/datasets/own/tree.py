@@ -134,9 +134,12 @@ class Tree:
         try:
             check_file(self.root / name)
             return (self.root / name).read_text(encoding='utf-8-sig')
-        except (UnicodeDecodeError, ValueError) as error:
-            self.faults.add(self.root / name, f'is no text in UTF-8: {error}')
-            return ''
+        except UnicodeDecodeError as error:
+            place = self.root / name
+            self.faults.add(place, f'is no text in UTF-8, save it as such: byte {error.start}: {error.reason}')
+        except ValueError as error:
+            self.faults.add(self.root / name, str(error))
+        return ''
 
     @cached_property
     def json(self) -> dict[str, Any]:
