@@ -24,19 +24,7 @@ if TYPE_CHECKING:  # what __getattr__ loads when it is first used
     from mmsoft import weights as weights
     from mmsoft.distillation import linearize as linearize
     from mmsoft.engine.predictor import Predictor as Predictor
-    from mmsoft.models import SOFT as SOFT
-    from mmsoft.models import Family as Family
-    from mmsoft.models import InLineCSwin as InLineCSwin
-    from mmsoft.models import InLineCSwinClassifier as InLineCSwinClassifier
-    from mmsoft.models import InLineDeiT as InLineDeiT
-    from mmsoft.models import InLineDeiTClassifier as InLineDeiTClassifier
-    from mmsoft.models import InLinePVT as InLinePVT
-    from mmsoft.models import InLinePVTClassifier as InLinePVTClassifier
-    from mmsoft.models import InLineSwin as InLineSwin
-    from mmsoft.models import InLineSwinClassifier as InLineSwinClassifier
-    from mmsoft.models import SOFTClassifier as SOFTClassifier
-    from mmsoft.models import register_attention as register_attention
-    from mmsoft.models import register_family as register_family
+    from mmsoft.models import *  # noqa: F403 (each family's names stand in its own file)
 
 __version__ = '0.1.0'
 

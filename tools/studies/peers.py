@@ -5,6 +5,7 @@ from collections.abc import Callable
 import timm
 from torch import Tensor, nn
 
+from mmsoft.layers import Landmarks
 from mmsoft.models import InLinePVTClassifier, SOFTClassifier
 
 Builder = Callable[[int, int], nn.Module]  # classes, size of a picture -> classifier
@@ -51,6 +52,22 @@ def soft(attn: str, arch: str | dict, **options: object) -> Builder:
     )
 
 
+def landmarks_start(build: Builder, weight: float) -> Builder:
+    """With another first weight of the landmarks' LayerNorm.
+
+    At 1 landmarks lie far from queries, which start small: P is near 0.001 everywhere, and its gradient as well.
+    """
+
+    def built(classes: int, size: int) -> nn.Module:
+        model = build(classes, size)
+        for module in model.modules():
+            if isinstance(module, Landmarks):
+                nn.init.constant_(module.norm.weight, weight)
+        return model
+
+    return built
+
+
 def inline_pvt(arch: str | dict) -> Builder:
     return lambda classes, size: InLinePVTClassifier(arch, num_classes=classes, img_size=size, drop_path_rate=0.0)
 
@@ -71,6 +88,8 @@ MODELS: dict[str, Builder] = {
     'resnet18': of_timm('resnet18'),
     'swin_small': swin(64, (2, 2, 4, 2)),
     'soft_pp_quarter': soft('soft_pp', QUARTER),
+    'soft_pp_quarter landmarks 0.5': landmarks_start(soft('soft_pp', QUARTER), 0.5),
+    'soft_pp_quarter landmarks 0.3': landmarks_start(soft('soft_pp', QUARTER), 0.3),
     'soft_quarter': soft('soft', QUARTER),
     'softmax_quarter': soft('softmax', QUARTER),
     'inline_quarter': soft('inline', QUARTER),
