@@ -44,10 +44,10 @@ $(STAMP): pyproject.toml requirements.txt setup.py
 	@touch $@
 
 test: install # a process a core, of one thread each
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 check: lint # and the tests that take no training: what to run while working
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 -m 'not slow'
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal -m 'not slow'
 
 demo: install
 	$(PY) tools/train.py $(CONFIG) --demo

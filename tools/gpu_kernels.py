@@ -6,12 +6,13 @@ This compiles anew, and fails where a kernel exceeds its budget. Without --check
 """
 
 import argparse
+import contextlib
+import functools
+import io
 import json
 import multiprocessing
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -178,6 +179,7 @@ def variant(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Vari
     return Variant(kernel, tuple(signature), tuple(constants), tuple(aligned), launch_options)
 
 
+@functools.cache
 def variants() -> list[Variant]:
     """What all operators launch, forward and backward, each once."""
     with launch.recorded() as launches:
@@ -190,13 +192,15 @@ def variants() -> list[Variant]:
 
 def compiled(index: int, target: str) -> tuple[int, int, int]:
     """Registers a thread, spilled bytes a thread and shared bytes a program, of a variant on a target."""
-    result = machine_code(variants()[index], target)
-    registers, spilled = (amd if target.startswith('gfx') else nvidia)(result.asm)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        result = machine_code(variants()[index], target)
+    registers, spilled = amd(result.asm) if target.startswith('gfx') else nvidia(said.getvalue())
     return registers, spilled, result.metadata.shared
 
 
 def machine_code(one: Variant, target: str) -> Any:
-    """What Triton makes of a variant for a target."""
+    """What Triton makes of a variant for a target, always anew; ptxas' log goes to the standard output."""
     constants = dict(one.constants)
     if target.startswith('gfx') and 'PRECISION' in constants:
         constants['PRECISION'] = 'ieee'
@@ -208,20 +212,13 @@ def machine_code(one: Variant, target: str) -> Any:
         constexprs={(one.kernel.arg_names.index(name),): value for name, value in constants.items()},
         attrs={(position,): [['tt.divisibility', 16]] for position in one.aligned},
     )
-    return triton.compile(source, target=TARGETS[target], options=dict(one.options))
+    with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope():
+        triton.knobs.compilation.always_compile = triton.knobs.nvidia.dump_ptxas_log = True
+        return triton.compile(source, target=TARGETS[target], options=dict(one.options))
 
 
-def nvidia(asm: dict[str, Any]) -> tuple[int, int]:
-    ptx = asm['ptx']
-    target = re.search(r'\.target (sm_\w+)', ptx)[1]
-    number = int(re.search(r'\d+', target)[0])
-    tool = triton.knobs.nvidia.ptxas_blackwell if number >= 100 else triton.knobs.nvidia.ptxas
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / 'kernel.ptx'
-        file.write_text(ptx)
-        command = [tool.path, '-v', f'--gpu-name={target}', str(file), '-o', str(file.with_suffix('.cubin'))]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    return int(re.search(r'Used (\d+) registers', said)[1]), int(re.search(r'(\d+) bytes spill stores', said)[1])
+def nvidia(log: str) -> tuple[int, int]:
+    return int(re.search(r'Used (\d+) registers', log)[1]), int(re.search(r'(\d+) bytes spill stores', log)[1])
 
 
 def amd(asm: dict[str, Any]) -> tuple[int, int]:
