@@ -24,7 +24,8 @@ from mmsoft.engine.config import check_pretrained, load_config, without_pretrain
 from mmsoft.models import FAMILIES
 
 CONFIGS = sorted((ROOT / 'configs').glob('*.py'))
-METHODS = ('retinanet', 'mask_rcnn', 'upernet', 'classifier')
+SEGMENTORS = ('upernet', 'semantic_fpn')
+METHODS = ('retinanet', 'mask_rcnn', *SEGMENTORS, 'classifier')
 # Parameters of the whole model, in millions: Tables 3 to 5 of SOFT's paper, what InLine's code has, and
 # what the READMEs of MILA and RAVLT print.
 PAPER = {
@@ -44,6 +45,7 @@ PAPER = {
     ('retinanet', 'ravlt'): dict(tiny=24, small=34, base=57, large=104),
     ('mask_rcnn', 'ravlt'): dict(tiny=33, small=44, base=67, large=114),
     ('upernet', 'ravlt'): dict(small=55, base=77, large=125),
+    ('semantic_fpn', 'ravlt'): dict(tiny=18, small=28, base=51, large=98),
 }
 
 
@@ -64,7 +66,7 @@ def build(cfg, narrow=False):
 
 
 def test_there_are_configs():
-    assert len(CONFIGS) == 83
+    assert len(CONFIGS) == 87
     assert {method_of(path) for path in CONFIGS} == set(METHODS)
     assert {family_of(path) for path in CONFIGS} == {family for _, family in PAPER}
     families = [family for family in FAMILIES.values() if family.backbone.__module__.startswith('mmsoft.')]
@@ -102,7 +104,7 @@ def test_sizes_recipes_and_predictions(path):
         assert sample.pred_scores.sum() == pytest.approx(1)
         if family == 'soft':
             assert model.backbone.attn == ('soft_pp' if 'soft_pp' in path.name else 'soft')
-    elif method == 'upernet':
+    elif method in SEGMENTORS:
         assert sample.pred_sem_seg.data.shape == (1, 70, 90)
     else:
         assert sample.pred_instances.bboxes.isfinite().all()
@@ -115,7 +117,9 @@ def _tolerance(method, family):
 
 
 def _check_decay(model, cfg, method, family):
-    """Of RAVLT's RetinaNet everything decays, of MILA's and its other recipes all but norms, elsewhere matrices."""
+    """Of RAVLT's recipes with an lr of 1e-4 and a decay of 1e-4 everything decays, of its others and MILA's all but
+    norms, elsewhere matrices.
+    """
     optimizer = build_optim_wrapper(model, cfg.optim_wrapper).optimizer
     names = {id(p): name for name, p in model.named_parameters()}
     decayed = {names[id(p)] for group in optimizer.param_groups if group['weight_decay'] for p in group['params']}
@@ -125,7 +129,7 @@ def _check_decay(model, cfg, method, family):
     }
     for name, parameter in model.named_parameters():
         if family in ('mila', 'ravlt') and method != 'classifier':
-            wanted = method == 'retinanet' or name not in normed
+            wanted = method in ('retinanet', 'semantic_fpn') or name not in normed
         else:  # not tables, not the class token; the authors of RAVLT let its scales decay
             wanted = name.endswith(('weight', 'attn.local', 'gamma_1', 'gamma_2')) and parameter.dim() > 1
         assert (name in decayed) == wanted, (name, tuple(parameter.shape))
@@ -196,12 +200,16 @@ def test_schedules_hold_their_arithmetic():
     assert f'{1281167 // 1024:,} iterations' in cfg.text  # the last batch is dropped
     assert f'{1281167 // 1024 * 300:,} in all' in cfg.text
     assert (cfg.train_cfg.max_epochs, cfg.auto_scale_lr.base_batch_size) == (300, 1024)
-    for name, images, batch, iterations in (('schedule_160k', 20210, 16, 160000), ('schedule_40k', 2975, 8, 40000)):
+    for name, images, batch, iterations in (
+        ('schedule_160k', 20210, 16, 160000),
+        ('schedule_80k_ravlt', 20210, 16, 80000),
+        ('schedule_40k', 2975, 8, 40000),
+    ):
         cfg = base(name)
         assert f'{images:,}' in cfg.text
         assert f'{iterations * batch / images:.0f} epochs' in cfg.text
         assert (cfg.train_cfg.max_iters, cfg.auto_scale_lr.base_batch_size) == (iterations, batch)
-        assert cfg.param_scheduler[1].end == cfg.train_cfg.max_iters
+        assert cfg.param_scheduler[-1].end == cfg.train_cfg.max_iters
         assert cfg.train_cfg.max_iters % cfg.default_hooks.checkpoint.interval == 0
         assert cfg.default_hooks.checkpoint.interval == cfg.train_cfg.val_interval
 
@@ -248,6 +256,7 @@ FRONTIER = {
     ('retinanet', 'ravlt'): (1e-4, 1e-4, dict(tiny=0.1, small=0.15, base=0.4, large=0.55)),
     ('mask_rcnn', 'ravlt'): (1e-4, 0.05, dict(tiny=0.1, small=0.15, base=0.4, large=0.55)),
     ('upernet', 'ravlt'): (6e-5, 0.01, dict(small=0.15, base=0.4, large=0.55)),
+    ('semantic_fpn', 'ravlt'): (1e-4, 1e-4, dict(tiny=0.1, small=0.15, base=0.4, large=0.55)),
 }
 
 
@@ -394,7 +403,8 @@ def test_the_demo_lies_over_any_config(library, tmp_path, monkeypatch):
     assert sample.img_shape == demo.SIZE
 
 
-NEW_STEPS = ('mask_rcnn_mila_tiny', 'retinanet_ravlt_tiny', 'mila_tiny', 'ravlt_tiny')  # the rest is as InLine's
+# the rest is as InLine's
+NEW_STEPS = ('mask_rcnn_mila_tiny', 'retinanet_ravlt_tiny', 'semantic_fpn_ravlt_tiny', 'mila_tiny', 'ravlt_tiny')
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def narrow_model(model: ConfigDict) -> None:
     dims = [dims[index] for index in model.backbone.get('out_indices', range(4))]
     if 'neck' in model:
         model.neck.update(in_channels=dims, out_channels=32)
+        if 'decode_head' in model:
+            model.decode_head.update(in_channels=[32] * 4, channels=32)
         for head in (model.get('bbox_head'), model.get('rpn_head')):
             if head:
                 head.update(in_channels=32, feat_channels=32)
@@ -68,7 +70,7 @@ def small_config(method: str, folder: Path, train: int = 8, batch: int = 2, epoc
     cfg.model.backbone.drop_path_rate = 0.2
     root = write_world(WORLDS[method], folder, train=train, val=4, size=SIZE)
     cfg.data_root = f'{root}/'
-    if method == 'upernet':
+    if 'decode_head' in cfg.model:
         cfg.model.data_preprocessor.size = SIZE
         steps = epochs * train // batch
         cfg.train_cfg.update(max_iters=steps, val_interval=steps)
