@@ -6,20 +6,22 @@ import io
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.fx.experimental._config as symbols
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import mmsoft
 from mmsoft.deploy.runtimes import FORMAT, KEY
 from mmsoft.files import json_plain
 from mmsoft.layers.cross_shaped_attention import CrossShapedAttention
+from mmsoft.layers.rotary_attention import RotaryAttention
 from mmsoft.layers.swin import WindowAttention
 from mmsoft.versions import first_line, require
 from mmsoft.weights.writing import whole_file
@@ -50,7 +52,13 @@ def make_graph(whole: Whole, side: tuple[int, int] | None, torch_alone: bool = F
     if takes_size(whole):
         inputs, shapes = (images, torch.tensor([300, 420])), (free, None)
     options = dict(strict=False, prefer_deferred_runtime_asserts_over_guards=True)
-    with torch.no_grad(), symbols.patch(backed_size_oblivious=True), pooling_of_symbols(), warnings.catch_warnings():
+    with (
+        torch.no_grad(),
+        symbols.patch(backed_size_oblivious=True),
+        pooling_of_symbols(),
+        enlarging_of_symbols(whole),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter('ignore')
         try:
             return torch.export.export(whole, inputs, dynamic_shapes=shapes, **options)
@@ -85,6 +93,21 @@ def pooling_of_symbols() -> Iterator[None]:
         yield
     finally:
         F.adaptive_avg_pool2d = original
+
+
+@contextlib.contextmanager
+def enlarging_of_symbols(whole: nn.Module) -> Iterator[None]:
+    """Let mmseg's Upsample, which Semantic FPN has, hand its factor on: it would make numbers of the sides."""
+    named = [cast(Any, part) for part in whole.modules() if type(part).__name__ == 'Upsample']
+    parts = [part for part in named if not part.size]
+    for part in parts:
+        options = dict(scale_factor=part.scale_factor, mode=part.mode, align_corners=part.align_corners)
+        part.forward = partial(F.interpolate, **options)
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.forward
 
 
 def _averages(count: int, size: int, like: Tensor) -> Tensor:
@@ -157,12 +180,15 @@ def least_side(whole: Whole) -> int:
     """Of pictures as the network is given them.
 
     Shifted windows need a last map larger than a window: on a smaller one they would not shift, which is another graph.
-    Stripes need a last map of two pixels, others every map but the last, if not all is padded to whole strides.
+    Stripes need a last map of two pixels, others every map but the last, if not all is padded to whole strides. Blocks
+    that convolve the last map need two pixels of it: torch.export makes another graph for a convolution of one.
     """
     parts = list(whole.modules())
     windows = [32 * part.window_size[0] + 1 for part in parts if isinstance(part, WindowAttention)]
     if windows:
         return max(windows)
+    if any(isinstance(part, RotaryAttention) for part in parts):
+        return 33
     if whole.multiple >= 32:
         return 1
     return 33 if any(isinstance(part, CrossShapedAttention) for part in parts) else 17

@@ -42,7 +42,7 @@ def rotate_reference(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Slow reference of :func:`rotate` in float64: one pair of channels after the other, each in its place."""
     x, count = x.double(), rows.shape[1]
     tokens = x.transpose(1, 2).flatten(2)  # (B, N, C)
-    leading = x.shape[2] - len(rows) * len(columns)
+    leading = x.shape[2] - _tokens(rows, columns)
     y = tokens.clone()
     for pair in range(tokens.shape[2] // 2):
         axis, number = divmod(pair % (2 * count), count)
@@ -68,7 +68,7 @@ def rotate(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     second ones in the result, which products of queries and keys do not see. In float32 or better.
     """
     a, b = _pairs(x.to(compute_dtype(x)), rows).unbind(-1)  # (B, N, repeats, 2 K) each
-    height, width, count = len(rows), len(columns), rows.shape[1]
+    (height, count), width = rows.shape, columns.shape[0]
     angles = torch.cat((rows[:, None].expand(-1, width, -1), columns.expand(height, -1, -1)), -1).flatten(0, 1)
     cos, sin = angles.cos(), angles.sin()  # (H * W, 2 K)
     leading = x.shape[2] - height * width
@@ -87,7 +87,7 @@ def _against_triton(x: Tensor, rows: Tensor, columns: Tensor) -> str | None:
         return 'angles are learned'
     if any(angles.dtype != torch.float32 or not angles.is_contiguous() for angles in (rows, columns)):
         return 'angles are not float32 as position_angles has them'
-    if x.shape[-1] % 2 or x.shape[1] * x.shape[-1] % (4 * rows.shape[1]) or x.shape[2] < len(rows) * len(columns):
+    if x.shape[-1] % 2 or x.shape[1] * x.shape[-1] % (4 * rows.shape[1]) or x.shape[2] < _tokens(rows, columns):
         return 'heads or tokens do not fit the angles'
     return None if x.numel() and x.shape[-1] <= 512 else 'there are no tokens, or more than 512 channels in a head'
 
@@ -97,6 +97,11 @@ def _rotate_triton(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     from .triton import rotary
 
     return rotary.turn(x, rows, columns)
+
+
+def _tokens(rows: Tensor, columns: Tensor) -> int:
+    """Of the grid; a symbol in graphs of any size, which ``len`` would make a number."""
+    return rows.shape[0] * columns.shape[0]
 
 
 def _pairs(x: Tensor, rows: Tensor) -> Tensor:
@@ -222,7 +227,7 @@ class _Slices:
     def __init__(self, x: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> None:
         turns = [torch.polar(torch.ones_like(angles), angles) for angles in (rows.to(dtype), columns.to(dtype))]
         (self.rows, self.columns), self.dtype = turns, dtype
-        self.leading, count = x.shape[2] - len(rows) * len(columns), x.shape[0] * x.shape[1] * x.shape[3]
+        self.leading, count = x.shape[2] - _tokens(rows, columns), x.shape[0] * x.shape[1] * x.shape[3]
         self.height = max(SLICE // (count * len(columns)), 1)  # rows of a slice
         self.parts = [*self._parts()]
 
@@ -265,7 +270,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor
         and q.shape[:3] == v.shape[:3]
         and rows.shape[1] == columns.shape[1]
         and q.shape[1] * q.shape[3] % (4 * rows.shape[1]) == 0
-        and len(rows) * len(columns) <= q.shape[2],
+        and _tokens(rows, columns) <= q.shape[2],
         'rotary_attention takes q and k (B, h, T + H * W, d), v (B, h, T + H * W, e), rows (H, K) and columns (W, K), '
         '4 K a divisor of h d',
         q=q,

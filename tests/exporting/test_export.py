@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import ROOT, exports_whole_models
 from mmengine.registry import MODELS, init_default_scope
-from small_runs import small_config
+from small_runs import SHIPPED, WORLDS, small_config
 
 from mmsoft.checkpoints import CheckpointError
 from mmsoft.deploy import ModelFileError, load
@@ -95,6 +95,27 @@ def test_the_file_answers_as_the_checkpoint_at_every_size(exported, capsys):
         for name in ('boxes', 'scores', 'label_map'):
             if (value := getattr(alone, name)) is not None:
                 np.testing.assert_allclose(getattr(together, name), value, atol=1e-3)
+
+
+NEWER = {
+    'mask_rcnn_mila_tiny_1x_coco': 'coco',  # pads maps of odd sides
+    'semantic_fpn_ravlt_tiny_80k_ade20k': 'ade20k',  # enlarges by a factor
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('config', NEWER)
+def test_newer_families_answer_as_the_checkpoint(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(SHIPPED, config, config)
+    monkeypatch.setitem(WORLDS, config, NEWER[config])
+    export(None, checkpoint_of(config, tmp_path), tmp_path / 'model.onnx')
+    predictor, model = Predictor(tmp_path / 'model.pth', device='cpu'), load(tmp_path / 'model.onnx')
+    rng = np.random.default_rng(3)
+    for size in [(64, 96), (200, 160), (64, 97)]:
+        image = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        row = compare_answers(predictor(image), model(image), TOLERANCES['fp32'])
+        assert not row.worst_of(TOLERANCES['fp32']), row
 
 
 def assert_same_results(ours, theirs):

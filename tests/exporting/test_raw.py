@@ -52,6 +52,8 @@ def test_another_detector_gives_its_network(tmp_path):
         ('soft_pp', 1, 17),
         ('soft_pp', 32, 1),
         ('inline_cswin', 1, 33),
+        ('mila', 1, 33),
+        ('ravlt', 32, 33),
         ('inline_swin', 1, 225),
         ('inline_swin', 32, 225),
     ],

@@ -117,7 +117,7 @@ def _forward(x: Tensor, rows: Tensor, columns: Tensor, *results: Tensor, PHI: bo
 def _sizes(x: Tensor, rows: Tensor, columns: Tensor) -> tuple[int, ...]:
     """heads, n, half, width, count and leading, as kernels call them."""
     _, heads, n, d = x.shape
-    return heads, n, d // 2, len(columns), rows.shape[1], n - len(rows) * len(columns)
+    return heads, n, d // 2, columns.shape[0], rows.shape[1], n - rows.shape[0] * columns.shape[0]
 
 
 @operator
