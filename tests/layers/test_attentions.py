@@ -279,6 +279,19 @@ def test_half_precision_stays_finite_and_near(spec):
                 assert y.isfinite().all()
 
 
+def test_polaformers_powers_of_large_values_are_finite():
+    """Products of two fifth powers of 1e5 are beyond float32."""
+    layer, x = build(dict(type='polaformer')), torch.randn(1, 96, DIM, requires_grad=True)
+    with torch.no_grad():
+        layer.qg.weight[:DIM] *= 1e5
+        layer.kv.weight[:DIM] *= 1e5
+        layer.power.fill_(9.0)
+    y = layer(x, (8, 12))
+    assert y.isfinite().all()
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.isfinite().all()
+
+
 def test_linear_attention_keeps_far_apart_channels():
     """With exp, a query whose largest channel is small in all keys has weights of sum 1 all the same."""
     layer = LinearAttention(16, 1, 'exp')

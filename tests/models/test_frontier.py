@@ -279,14 +279,26 @@ def test_heads_that_weights_do_not_show(authors):
         models.RAVLT(dict(dims=(16, 32, 48, 64), heads=(8, 2, 3, 4), depths=(1, 1, 1, 1)))
 
 
-def test_scales_start_as_the_paper_says():
+def test_scales_start_as_the_paper_says(monkeypatch):
+    monkeypatch.setattr(torch.nn.init, 'trunc_normal_', lambda weight, **options: weight)  # slow, and of others
     with torch.device('meta'):
         blocks = [stage.blocks[0] for stage in models.RAVLT('tiny').stages]
     assert all(block.gamma_1.shape == (1, 1, block.norm1.normalized_shape[0]) for block in blocks)
-    model = models.RAVLT('base', out_indices=(0,))
-    assert torch.equal(model.stages[0].blocks[0].gamma_2, torch.ones(1, 1, 96))
-    model = models.RAVLT('large', out_indices=(0,))
-    assert torch.equal(model.stages[0].blocks[3].gamma_1, torch.full((1, 1, 96), 1e-6))
+    for arch, scales in dict(base=(1, 1, 1e-6, 1e-6), large=(1e-6, 1e-6, 1e-6, 1e-6)).items():
+        for stage, scale in zip(models.RAVLT(arch).stages, scales, strict=True):
+            for block in stage.blocks:
+                assert block.gamma_1.unique().tolist() == block.gamma_2.unique().tolist() == [pytest.approx(scale)]
+
+
+def test_convolutions_start_as_the_authors_do():
+    """Of RAVLT as linear layers do, with a std of 0.02; of MILA as torch has them."""
+    for module in models.RAVLT('tiny').modules():
+        if isinstance(module, torch.nn.Conv2d) and module.weight.numel() > 1000:
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.15)
+            assert module.bias.count_nonzero() == 0
+    conv = models.MILA('tiny', out_indices=(0,)).stages[0].blocks[0].dwc
+    assert conv.weight.std().item() == pytest.approx(1 / 3 / 3**0.5, rel=0.15)  # uniform up to 1 / 3
+    assert conv.bias.count_nonzero() > 0
 
 
 @each

@@ -65,6 +65,31 @@ def test_the_features_slope_at_0_is_1():
     assert slope.tolist() == pytest.approx([math.exp(-1), 1, 1])
 
 
+@pytest.mark.parametrize('kind', [None, PORTABLE])
+@pytest.mark.parametrize('weighted', [False, True])
+def test_features_next_to_nothing_keep_their_digits(weighted, kind):
+    """``elu(q) + 1`` has none left for such queries: 7 % off in float32, and 0 in float16."""
+    q, k, v, *angles = inputs(*SHAPES[0])
+    q, k = q / 6 - 14, k / 6 - 3
+    with kernels(kind):
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 1e-3)):
+            tensors = [x.to(dtype) for x in (q, k, v)]
+            expected = rotary_attention_reference(*tensors, *angles, weighted)
+            assert relative_error(rotary_attention(*tensors, *angles, weighted), expected) < tolerance
+
+
+@pytest.mark.parametrize('kind', [None, PORTABLE])
+def test_outputs_beyond_float16_are_its_largest(kind):
+    """Weights of a query sum to more than 1 where turning makes some of them negative."""
+    q, k, _, *angles = (x.half() if x.dim() == 4 else x for x in inputs(*SHAPES[0]))
+    v = torch.full_like(q, 6e4)
+    with kernels(kind):
+        found = rotary_attention(4 * q, 4 * k, v, *angles)
+    expected = rotary_attention_reference(4 * q, 4 * k, v, *angles)
+    assert expected.abs().max() > 66000
+    assert relative_error(found, expected.clamp(-65504, 65504)) < 1e-3
+
+
 def test_keys_that_queries_see_most_drown_the_others():
     """The softmax of scores in the thousands is finite, in any order of slices."""
     q, k, v, *angles = inputs(1, 1, 8, (6, 7), 0, True)
