@@ -17,7 +17,7 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from mmsoft.cli import copy_config
 from mmsoft.engine.config import without_pretrained
-from mmsoft.models import FAMILIES, SOFTClassifier
+from mmsoft.models import FAMILIES, MILAClassifier, SOFTClassifier
 
 pytestmark = pytest.mark.slow
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('**/*.md'))]
@@ -51,6 +51,8 @@ def folder(tmp_path_factory):
     state = FAMILIES['SOFT'].to_published(SOFTClassifier('tiny', attn='soft').state_dict())
     for name in ('soft_tiny.pth', 'downloaded.pth'):
         torch.save(dict(model=state), folder / name)
+    mila = MILAClassifier(dict(dims=(32, 64, 128, 256), heads=(1, 2, 4, 8), depths=(1, 1, 1, 1)))
+    torch.save(dict(model=FAMILIES['MILA'].to_published(mila.state_dict())), folder / 'MLLA_T.pth')
     small = dict(newton_iters=2, arch=dict(MINI, depths=(1, 1, 1, 1)))  # docs/deploy.md exports it twice
     small_checkpoint('retinanet', folder, **small)[1].rename(folder / 'epoch_12.pth')
     copy_config('retinanet_soft_pp_tiny_1x_coco', folder)

@@ -21,10 +21,9 @@ def from_published(state_dict: str | Path | Mapping, strict: bool = True, **over
     It is a classifier, or a backbone if the weights are those of a detector or of the authors' variant for dense
     prediction; with ``num_classes`` these become a classifier as well, with a new head. The family, widths, heads,
     depths, classes and, where there are position tables, image size are read from the weights. ``overrides`` are
-    options of the model: some leave no trace, as SOFT's ``attn='soft'`` or ``'soft_pp'`` (the default), InLine's
-    ``kernel`` or the ``window_size`` of stripes, MILA's ``num_heads``. Another ``num_classes``, or weights without a
-    head, leave the head at its random start; another ``img_size`` resizes the position tables. ``strict=False``
-    permits options with which some weights have no place.
+    options of the model: ``mmsoft.models.FAMILIES[title].unseen`` has those that leave no trace in weights, and what is
+    taken for them. Another ``num_classes``, or weights without a head, leave the head at its random start; another
+    ``img_size`` resizes the position tables. ``strict=False`` permits options with which some weights have no place.
     """
     checkpoint = Checkpoint.open(state_dict)
     if not checkpoint.family or not checkpoint.published:
