@@ -136,15 +136,6 @@ def test_hooks_see_whole_maps_and_every_layer():
             assert relative_error(a, b) < 1e-5
 
 
-def test_norm_eval_keeps_statistics():
-    for norm_eval in (False, True):
-        model = mini(norm_eval=norm_eval)
-        model.train()
-        model(torch.randn(2, 3, 64, 64))
-        moved = model.stages[3].embed[1].running_mean.abs().max() > 0
-        assert moved != norm_eval
-
-
 def test_random_landmarks_are_seeded():
     model = mini(landmark_sampling='random')
     x = torch.randn(1, 3, 96, 96)

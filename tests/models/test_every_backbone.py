@@ -351,6 +351,27 @@ def test_drop_path_rises_over_all_layers(case):
 
 
 @every
+def test_dropped_branches_do_nothing(case):
+    model = case.build()
+    for block in layers(model):
+        block.drop_path.p = 1.0
+    sum(y.square().mean() for y in model(torch.randn(2, 3, 64, 64))).backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if re.search(r'\.(attn|mlp|out_proj)\.', n)}
+    assert gradients
+    assert [n for n, g in gradients.items() if g is not None and g.any()] == []
+
+
+@pytest.mark.parametrize('name', ['soft_pp', 'mila', 'ravlt'])
+@pytest.mark.parametrize('norm_eval', [False, True])
+def test_norm_eval_keeps_statistics(name, norm_eval):
+    model = CASES[name].build(norm_eval=norm_eval).train()
+    before = {n: value.clone() for n, value in model.named_buffers() if n.endswith('running_mean')}
+    model(torch.randn(2, 3, 64, 64))
+    assert before
+    assert {torch.equal(value, model.get_buffer(n)) for n, value in before.items()} == {norm_eval}
+
+
+@every
 def test_a_wrong_image_is_named(case):
     for shape in ((3, 64, 64), (1, 1, 64, 64)):
         for model in (case.build(), case.classify()):
