@@ -86,17 +86,40 @@ def check_maps(found, folder, scenes):
     assert (folder / 'train.txt').read_text().splitlines() == [picture.path for picture in found.of('train')]
 
 
-def test_cocos_annotations_are_read_by_mmdet_under_our_numbers(sets, tmp_path):
-    """Ids of the file are odd; ours begin at 1, in the order of the classes."""
-    found = look(sets / 'coco', 'masks')
+def test_cocos_annotations_are_written_with_their_own_ids(sets, tmp_path):
+    """Results are read beside the file that they came from; ids of the file are odd."""
+    found = look(sets / 'coco', 'masks', classes=[*NAMES, 'more'])
     write(found, tmp_path, 'masks')
     content = json.loads((tmp_path / 'train.json').read_text())
-    assert [category['name'] for category in content['categories']] == found.classes == NAMES
-    assert [category['id'] for category in content['categories']] == list(range(1, 7))
+    assert [category['name'] for category in content['categories']] == found.classes == [*NAMES, 'more']
+    assert [category['id'] for category in content['categories']] == [*range(7, 67, 10), 58]
+    assert {image['id']: image['file_name'].split()[-1] for image in content['images']} == {
+        100 + index: f'{index}.JPG' for index in range(20) if f'My Photos/holiday {index}.JPG' in paths(found, 'train')
+    }
     assert all((sets / 'coco' / image['file_name']).is_file() for image in content['images'])
     entry = content['annotations'][0]
     assert entry['area'] < entry['bbox'][2] * entry['bbox'][3] * 1.2
     assert entry['segmentation']
+
+
+def paths(found, part):
+    return [picture.path for picture in found.of(part)]
+
+
+def test_ids_that_results_cannot_have_are_numbered_anew(sets, tmp_path):
+    """Two files of one part, each with ids from 100, and classes under other ids."""
+    for name in ('one', 'two'):
+        shutil.copytree(sets / 'coco', tmp_path / name)
+    path = tmp_path / 'two' / 'export final (2).json'
+    path.write_text(path.read_text().replace('"id": 17,', '"id": "17",').replace('_id": 17,', '_id": "17",'))
+    found = look(tmp_path, 'boxes', whole=True)
+    write(found, tmp_path / 'out', 'boxes')
+    content = json.loads((tmp_path / 'out' / 'test.json').read_text())
+    assert [image['id'] for image in content['images']] == list(range(1, 41))
+    assert [category['id'] for category in content['categories']] == list(range(1, 7))
+    told = '\n'.join(found.remarks)
+    assert 'ids of classes are no whole numbers, or differ from file to file: results count from 1' in told
+    assert 'ids of the pictures for test are no whole numbers, or of two pictures: results count from 1' in told
 
 
 # Of each kind of fault: the format, what is changed in a file, and what the sentence says, its line among it.

@@ -24,8 +24,8 @@ def read_coco(tree: Tree) -> Found | None:
             'other files of annotations are for training, validation or testing by their names: '
             'say so of this one as well, or move it away',
         )
-    for name, content in files.items():
-        _File(tree, name, content, found, parts[name]).read()
+    ids = [_File(tree, name, content, found, parts[name]).read() for name, content in files.items()]
+    _keep_ids(found, {pair for of_file in ids for pair in of_file.items()})
     listed = {picture.path for picture in found.pictures}
     spare = [name for name in tree.pictures if name not in listed]
     if spare:
@@ -42,6 +42,15 @@ def _is_coco(content: Mapping[str, Any]) -> bool:
     return not entries or any('bbox' in entry or 'segmentation' in entry for entry in entries)
 
 
+def _keep_ids(found: Found, ids: set[tuple[str, Any]]) -> None:
+    """Pairs of a class and its id, if they go both ways and are whole numbers, as results have them."""
+    of_class = dict(ids)
+    if len(ids) == len(of_class) == len(set(of_class.values())) and all(type(number) is int for _, number in ids):
+        found.ids = of_class
+    else:
+        found.remarks.append('ids of classes are no whole numbers, or differ from file to file: results count from 1')
+
+
 def _is_of_points(content: Mapping[str, Any]) -> bool:
     return any(isinstance(entry, Mapping) and 'keypoints' in entry for entry in content['categories'])
 
@@ -56,7 +65,8 @@ class _File:
     def _place(self, key: str, index: int) -> Place:
         return Place(self.tree.root / self.name, entry=(key, index))
 
-    def read(self) -> None:
+    def read(self) -> dict[str, Any]:
+        """Its classes: name -> id, the first where two have one name."""
         names, pictures = self._categories(), self._images()
         for index, entry in enumerate(self.content['annotations']):
             place = self._place('annotations', index)
@@ -71,6 +81,7 @@ class _File:
                     picture.objects.append(_object(entry, names, place, picture.size))
             except (TypeError, ValueError) as error:
                 self.faults.add(place, f'annotation {entry.get("id")}: {error}')
+        return {name: number for number, name in reversed(names.items())}
 
     def _categories(self) -> dict[Any, str]:
         """Id -> name. Two of one name become one class: mmdet would count them as two, and mix up all that follow."""
@@ -119,7 +130,7 @@ class _File:
                 self.faults.add(place, f'{wanted!r} is listed before, with the id {used[path]!r}: list it once')
             elif (size := self.tree.size(path)) is not None:
                 self.tree.check_size(path, (entry.get('width'), entry.get('height')), place)
-                pictures[number], used[path] = Picture(path, size, self.part or folder_part(path)), number
+                pictures[number], used[path] = Picture(path, size, self.part or folder_part(path), id=number), number
         self.found.pictures += [picture for picture in pictures.values() if picture is not None]
         return pictures
 

@@ -83,7 +83,7 @@ class Picture:
     """A picture with what is known of it: objects, or the file of its label map, and the classes in that, or its class.
 
     ``path`` is below the root of the data, ``size`` its width and height as it is shown, ``part`` one of PARTS or None;
-    ``pixels`` counts those of each class, by number, once its label map is written.
+    ``pixels`` counts those of each class, by number, once its label map is written; ``id`` is its own in the data.
     """
 
     path: str
@@ -93,6 +93,7 @@ class Picture:
     label_map: Path | None = None
     labels: set[str] = field(default_factory=set)
     pixels: dict[int, int] = field(default_factory=dict)
+    id: Any = None
 
 
 @dataclass
@@ -108,6 +109,7 @@ class Found:
         remarks: What its owner should know before a run.
         values: Of label maps: value of a pixel, or its colour as R * 65536 + G * 256 + B -> number of its class.
         by_colour: Whether values are colours.
+        ids: Name of a class -> its id in the data, if that has any on which all its files agree.
     """
 
     kind: str
@@ -118,6 +120,7 @@ class Found:
     remarks: list[str] = field(default_factory=list)
     values: dict[int, int] = field(default_factory=dict)
     by_colour: bool = False
+    ids: dict[str, int] = field(default_factory=dict)
 
     def of(self, part: str) -> list[Picture]:
         return [picture for picture in self.pictures if picture.part == part]

@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,9 @@ def _table(pictures: list[Picture]) -> str:
 
 
 def coco_of(found: Found, pictures: list[Picture]) -> dict[str, Any]:
-    """COCO's JSON of pictures, with ids of our own: images and annotations from 1, classes in order from 1."""
-    numbers, images, annotations = {name: index for index, name in enumerate(found.classes, 1)}, [], []
-    for number, picture in enumerate(pictures, 1):
+    """COCO's JSON of pictures, with the data's own ids of images and classes, so that results have them."""
+    numbers, images, annotations = _class_ids(found), [], []
+    for number, picture in zip(_image_ids(found, pictures), pictures, strict=True):
         images.append(dict(id=number, file_name=picture.path, width=picture.size[0], height=picture.size[1]))
         for entry in picture.objects:
             annotations.append(
@@ -72,6 +73,24 @@ def coco_of(found: Found, pictures: list[Picture]) -> dict[str, Any]:
                 )
             )
     return dict(images=images, annotations=annotations, categories=[dict(id=n, name=c) for c, n in numbers.items()])
+
+
+def _class_ids(found: Found) -> dict[str, int]:
+    """Classes in order; those that the data does not know have numbers above its ids, or from 1."""
+    free = count(max(found.ids.values(), default=0) + 1)
+    return {name: found.ids[name] if name in found.ids else next(free) for name in found.classes}
+
+
+def _image_ids(found: Found, pictures: list[Picture]) -> Sequence[int]:
+    """The data's own, or from 1 where it has none, or one for two pictures."""
+    ids = [picture.id for picture in pictures]
+    if len(set(ids)) == len(ids) and all(type(number) is int for number in ids):
+        return ids
+    if set(ids) != {None}:
+        found.remarks.append(
+            f'ids of the pictures for {pictures[0].part} are no whole numbers, or of two pictures: results count from 1'
+        )
+    return range(1, len(ids) + 1)
 
 
 def area_of(entry: Object, picture: Picture) -> float:
