@@ -9,11 +9,13 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.jit._trace import is_tracing
 from torchvision.models import swin_transformer as swin
 
 from mmsoft.ops import from_windows, to_multiples, to_windows
 from mmsoft.ops.checks import choose
-from mmsoft.ops.dispatch import is_symbol
+from mmsoft.ops.dispatch import is_exporting, is_symbol
 
 from .heads import grid_of
 
@@ -55,6 +57,7 @@ class WindowAttention(swin.ShiftedWindowAttention):
         shift = self._shift_of(height, width)
         x = to_multiples(x.unflatten(1, (height, width)), side)
         sides = x.shape[1], x.shape[2]
+        _check_example(sides, side)
         if _is_some(shift):
             x = _rolled(x, (-shift[0], -shift[1]))
         y = self._attend(to_windows(x, (side, side)).flatten(1, 2), sides, shift).unflatten(1, (side, side))
@@ -94,6 +97,23 @@ class WindowAttention(swin.ShiftedWindowAttention):
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size[0]}, shift={self.shift_size[0]}'
+
+
+def _check_example(sides: tuple[int, int], window: int) -> None:
+    """Raise where a graph for any size would be right for maps of a single window alone.
+
+    ONNX files have no range of sizes, and graphs that are made through dynamo come without the one that they need.
+    """
+    if is_tracing() or not (
+        torch.onnx.is_in_onnx_export() or (torch.compiler.is_dynamo_compiling() and is_exporting())
+    ):
+        return
+    for side in sides:
+        if not statically_known_true(side == window) and side == window:  # which says that it always is
+            raise ValueError(
+                f'at the size of these pictures a map is a single window of {window}, which torch would take for any '
+                'size: make the graph from larger pictures, such as 256 x 256 for windows of 7; it takes small ones too'
+            )
 
 
 def _is_some(shift: Shift) -> bool:

@@ -235,6 +235,11 @@ def is_graph() -> bool:
     return torch.compiler.is_compiling() or is_tracing() or IS_FX_TRACING()
 
 
+def is_exporting() -> bool:
+    """Whether torch.export makes a graph; torch 2.6 cannot tell, and says no."""
+    return hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()
+
+
 def is_symbol(*sizes: int) -> bool:
     """Whether a graph is being exported in which one of these sizes is not a number yet."""
     return any(isinstance(size, torch.SymInt) for size in sizes)

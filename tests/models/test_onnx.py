@@ -23,6 +23,18 @@ def test_the_old_tracer_says_that_sizes_are_constants(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason="torch 2.6's own exporter fails at BatchNorm")
+@pytest.mark.filterwarnings('ignore')
+def test_a_file_for_any_size_is_not_made_where_a_map_is_one_window(tmp_path):
+    """onnxruntime would refuse larger pictures."""
+    shapes = {0: BATCH, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    model, path = CASES['inline_swin'].build().eval(), tmp_path / 'model.onnx'
+    with pytest.raises(torch.onnx.errors.OnnxExporterError, match=r'a map is a single window of 7.*larger pictures'):
+        torch.onnx.export(model, (torch.randn(2, 3, 224, 224),), path, dynamo=True, dynamic_shapes=(shapes,))
+    torch.onnx.export(model, (torch.randn(2, 3, 224, 224),), path, dynamo=True)  # of this size alone
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason="torch 2.6's own exporter fails at BatchNorm")
 @pytest.mark.parametrize('case', CASES.values(), ids=CASES.keys())
 @pytest.mark.filterwarnings('ignore')
 def test_onnxruntime_agrees(case, tmp_path):
