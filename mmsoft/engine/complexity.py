@@ -1,6 +1,7 @@
 """Multiply-adds, counted in full as the operators run."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,25 +61,35 @@ class Part(NamedTuple):
 def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[list[Part], list[str]]:
     """Parts of the config's model, ``total`` last, at one image of (height, width), and remarks.
 
-    The names of parts within another part are indented; the others add up to the total. Neither
-    data nor weights are needed. Shapes are enough, except for deformable attention, which computes numbers.
+    The names of parts within another part are indented; the others add up to the total, but for products that run
+    between them. Neither data nor weights are needed. Shapes are enough, unless a part asks for values: then weights of
+    zero give them, with which boxes stay where they are proposed and every score counts.
     """
-    from mmengine.model import revert_sync_batchnorm
-    from mmengine.registry import MODELS, init_default_scope
+    from mmengine.registry import init_default_scope
 
     from .config import without_pretrained
     from .tasks import task_of
 
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     without_pretrained(cfg)
-    model = revert_sync_batchnorm(MODELS.build(cfg.model)).eval()
-    deformable = any(type(module).__name__ == 'MultiScaleDeformableAttention' for module in model.modules())
-    device = 'cpu' if deformable else 'meta'
-    model.to(device)
-    task = task_of(cfg)
-    height, width = shape or task.input_shape(cfg)
+    height, width = shape or task_of(cfg).input_shape(cfg)
     if min(height, width) < 1:
         raise ValueError(f'--shape takes a height and a width of 1 or more; got {height} {width}')
+    try:
+        return _count_on('meta', cfg, height, width)
+    except Exception:  # each operator that has no values fails in a way of its own
+        return _count_on('cpu', cfg, height, width)
+
+
+def _count_on(device: str, cfg: 'Config', height: int, width: int) -> tuple[list[Part], list[str]]:
+    from mmengine.model import revert_sync_batchnorm
+    from mmengine.registry import MODELS
+
+    from .tasks import task_of
+
+    model = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg.model))).eval().requires_grad_(False).to(device)
+    for weight in model.parameters() if device == 'cpu' else ():
+        weight.zero_()
     multiple = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
     padded = [-(-side // multiple) * multiple for side in (height, width)]
     remarks = [
@@ -89,23 +100,25 @@ def count_parts(cfg: 'Config', shape: tuple[int, int] | None = None) -> tuple[li
     with torch.no_grad(), _counter() as counter:
         for name, module in modules.items():
             _watch(module, name, counter, macs)
-        remarks += task.run(model, torch.zeros(1, 3, *padded, device=device))
+        remarks += task_of(cfg).run(model, torch.zeros(1, 3, *padded, device=device))
     parts = [Part(name, _size(module), macs.get(name)) for name, module in modules.items()]
     idle = [part.name for part in parts if part.macs is None]
     if idle:
-        remarks.append(f'{", ".join(idle)}: for training, does not run in testing')
+        remarks.append(f'{", ".join(idle)}: not called in testing')
     remarks.append(f"all products of attention and of Newton's steps are counted; {NOT_COUNTED} are not")
     return [*parts, Part('total', _size(model), counter.get_total_flops() // 2)], remarks
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Children with parameters by name; RoI heads in parts and stages, the backbone's stages indented after it."""
+    """Children with parameters by name; heads of several stages in those, the backbone's stages indented after it."""
     for name, module in model.named_children():
-        if name == 'roi_head':
+        stages = getattr(module, 'stages', None)
+        has_stages = isinstance(stages, nn.ModuleList)
+        if name == 'roi_head' or isinstance(module, nn.ModuleList) or (has_stages and name != 'backbone'):
             yield from _stages_apart(name, module)
         elif _size(module):
             yield name, module
-            if isinstance(stages := getattr(module, 'stages', None), nn.ModuleList):
+            if has_stages:
                 yield from ((f'  stage {number}', stage) for number, stage in enumerate(stages, start=1))
 
 

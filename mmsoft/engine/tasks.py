@@ -124,17 +124,29 @@ def run_whole(model: nn.Module, images: Tensor) -> list[str]:
     return []
 
 
+def run_segmentor(model: nn.Module, images: Tensor) -> list[str]:
+    """As in testing: heads of points and of queries have no other way."""
+    model.encode_decode(images, [_shapes_of(images)])
+    return []
+
+
 def run_detector(model: nn.Module, images: Tensor) -> list[str]:
     """With as many proposals as the config permits, and the head of stuff where there is one."""
     samples = [_sample_of(images)]
     if not getattr(model, 'with_roi_head', False):
+        if getattr(model, 'with_mask', False) and model.with_bbox:  # mmdet's other way asks for a loss
+            model(images, samples, mode='predict')
+            return ['masks are of as many objects as the config permits']
         model(images, samples, mode='tensor')
         return []
     features = model.extract_feat(images)
     for extractor in (m for m in model.roi_head.modules() if hasattr(m, 'roi_layers')):
         _give_zeros(extractor)
     found = _proposals(model, features, samples)
-    model.roi_head.forward(features, found, samples)
+    if _are_learned(model):  # mmdet's other way asks for a loss
+        model.roi_head.predict(features, found, samples)
+    else:
+        model.roi_head.forward(features, found, samples)
     if getattr(model, 'with_semantic_head', False):
         model.semantic_head(features)
     proposals, masks = len(found[0].bboxes), ''
@@ -144,23 +156,33 @@ def run_detector(model: nn.Module, images: Tensor) -> list[str]:
     return [f'{proposals} proposals, the most that the config permits{masks}']
 
 
+def _shapes_of(images: Tensor) -> dict[str, tuple[int, ...]]:
+    shape = tuple(images.shape[-2:])
+    return dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), shape)
+
+
 def _sample_of(images: Tensor) -> Any:
     """What heads are told of a picture that was not resized."""
     from mmdet.structures import DetDataSample
 
-    shape = tuple(images.shape[-2:])
-    shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), shape)
-    return DetDataSample(metainfo=dict(shapes, scale_factor=(1.0, 1.0), img_id=0))
+    return DetDataSample(metainfo=dict(_shapes_of(images), scale_factor=(1.0, 1.0), img_id=0))
 
 
 def _proposals(model: nn.Module, features: Sequence[Tensor], samples: Sequence[Any]) -> list[Any]:
     """Learned ones as they are; of an RPN, which runs, as many zeros as it may give."""
     from mmengine.structures import InstanceData
 
-    if not hasattr(model.rpn_head, 'prior_generator'):
+    if _are_learned(model):
         return model.rpn_head.predict(features, samples)
-    model.rpn_head(features)
+    if hasattr(model.rpn_head, 'prior_generator'):
+        model.rpn_head(features)
+    else:  # of several stages, each of which reads what the one before found
+        model.rpn_head.predict(features, samples)
     return [InstanceData(bboxes=features[0].new_zeros(model.test_cfg.rpn.max_per_img, 4))]
+
+
+def _are_learned(model: nn.Module) -> bool:
+    return hasattr(model.rpn_head, 'num_proposals')
 
 
 def _give_zeros(extractor: nn.Module) -> None:
@@ -213,7 +235,7 @@ SEMANTIC_SEGMENTATION = Task(
     writer=LabelMapWriter,
     steps=pipeline_steps,
     input_shape=pipeline_shape,
-    run=run_whole,
+    run=run_segmentor,
     check=check_heads,
     label_count=label_count,
 )

@@ -136,3 +136,31 @@ def test_methods_with_nested_heads_are_browsed_trained_and_tested(name, tmp_path
     assert json.loads((tmp_path / 'tested' / 'metrics.json').read_text())
     found = Predictor(path, device='cpu')(np.zeros((64, 96, 3), np.uint8))  # as our tools save it, and alone
     assert len(found.meta['classes']) == CASES[name][1]
+
+
+# config -> library, and the parts that are not called in testing
+COUNTED = {
+    'condinst/condinst_r50_fpn_ms-poly-90k_coco_instance.py': ('mmdet', []),
+    'cascade_rpn/cascade-rpn_faster-rcnn_r50-caffe_fpn_1x_coco.py': ('mmdet', []),
+    'sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco.py': ('mmdet', ['rpn_head']),  # learned boxes
+    'point_rend/pointrend_r50_4xb2-80k_cityscapes-512x1024.py': ('mmseg', []),
+    'mask2former/mask2former_r50_8xb2-90k_cityscapes-512x1024.py': ('mmseg', []),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', COUNTED)
+def test_heads_that_ask_for_values_or_for_a_loss_are_counted(name):
+    library, idle = COUNTED[name]
+    cfg = Config.fromfile(ZOO[library] / name)
+    cfg.model.backbone = BACKBONE
+    if 'neck' in cfg.model:
+        cfg.model.neck.in_channels = DIMS
+    else:
+        cfg.merge_from_dict(dict(model=dict(decode_head=QUERIES)))
+    *parts, total = count_parts(cfg, (64, 96))[0]
+    assert [part.name for part in parts if part.macs is None] == idle
+    found = sum(part.macs or 0 for part in parts if not part.name.startswith(' '))
+    assert found <= total.macs < 1.01 * found  # Mask2Former's head of mmseg joins masks outside of its forward
+    assert sum(part.parameters for part in parts if not part.name.startswith(' ')) == total.parameters
+    assert all(part.macs for part in parts if part.name not in idle)
