@@ -7,7 +7,7 @@ from typing import Any
 
 from mmengine.config import ConfigDict
 from mmengine.device import get_device
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import BaseLoop
 from torch import nn
 from torch.utils.data import DataLoader
@@ -85,6 +85,11 @@ class EvaluationRunner(GuardedRunner):
     def __init__(self, *args: Any, **options: Any) -> None:
         """The checkpoint to test is named: whatever the config starts from or goes on with is not read."""
         super().__init__(*args, **dict(options, resume=False, load_from=None))
+
+    def register_hooks(self, default_hooks: dict | None = None, custom_hooks: list | None = None) -> None:
+        """Without MMEngine's averages, which only a run has: a checkpoint holds them in the place of its weights."""
+        super().register_hooks(default_hooks, custom_hooks)
+        self._hooks = [hook for hook in self._hooks if not isinstance(hook, EMAHook)]
 
     def dump_config(self) -> None:
         if not was_trained_in(self.work_dir):

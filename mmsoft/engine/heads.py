@@ -111,12 +111,21 @@ def _weights(cfg: Config, changed: Mapping[str, int]) -> dict[str, list | None]:
         names = [name for name in found if name.rpartition('.')[0] == head]
         old, new = (sum(counts[name] for name in names) for counts in (found, wanted))
         part = reduce(lambda node, key: node[int(key) if key.isdigit() else key], head.split('.'), cfg)
-        for key, loss in part.items():
-            weights = loss.get('class_weight') if isinstance(loss, Mapping) else None
+        for place, loss in _losses(part, head):
+            weights = loss.get('class_weight')
             if isinstance(weights, (list, tuple)) and len(weights) in (old, old + 1):
                 equal = [weights[0]] * new + list(weights[old:])
-                lists[f'{head}.{key}.class_weight'] = equal if len(set(weights[:old])) == 1 else None
+                lists[f'{place}.class_weight'] = equal if len(set(weights[:old])) == 1 else None
     return lists
+
+
+def _losses(head: Mapping, place: str) -> Iterator[tuple[str, Mapping]]:
+    """Dotted names and configs of a head's parts, and of those in its lists."""
+    for key, part in head.items():
+        if isinstance(part, (list, tuple)):
+            yield from ((f'{place}.{key}.{n}', each) for n, each in enumerate(part) if isinstance(each, Mapping))
+        elif isinstance(part, Mapping):
+            yield f'{place}.{key}', part
 
 
 def _wanted(name: str, meta: Mapping[str, Any]) -> int:

@@ -22,11 +22,18 @@ from mmsoft.weights.meta import dataset_meta
 from .browse import drawn_samples
 from .heads import misfits, set_counts
 from .own_report import colours, report
-from .parts import LOADERS, walk_dicts
+from .parts import LOADERS, kind_of, pipelines, walk_dicts
 from .runner import was_trained_in
 from .tasks import CLASSIFICATION, SEMANTIC_SEGMENTATION, Task, task_of
 
 DATA_HELP = 'your own data: COCO JSON, VOC, YOLO, LabelMe, label maps, class folders or a CSV; see docs/own_data.md'
+OTHER_STEPS = dict(
+    LoadProposals='proposals of another model',
+    LoadPanopticAnnotations='segments of whole pictures',
+    LoadDepthAnnotation='maps of depth',
+    TransformBroadcaster='films',
+    PackReIDInputs='pictures of persons with numbers',
+)
 SAMPLES = 8  # pictures that are drawn
 LEAST_STEPS = 4  # of an epoch, where batches would be larger than the data
 # What --data sets itself, so that options for it would have no effect.
@@ -82,6 +89,7 @@ def use_own_data(
     task, own, problem = task_of(cfg), None, None
     if is_main_process():
         try:
+            _check_steps(cfg, task)
             own = _make(task, Path(data), Path(work_dir), checkpoint, trust, whole)
             _apply(cfg, task, own)
             _draw(cfg, Path(own['folder']))
@@ -155,10 +163,30 @@ def _apply(cfg: Config, task: Task, own: Mapping[str, Any]) -> None:
 
 
 def _only_leaf(dataset: ConfigDict, name: str) -> ConfigDict:
+    """The data set, or the first of several that are joined and read in the same way: the others are left out."""
     leaves: list[Any] = list(leaf_datasets(dataset))
-    if len(leaves) != 1:
-        raise ValueError(f'--data takes the place of one data set; {name} of the config joins {len(leaves)}')
+    if any(leaf.get('pipeline') != leaves[0].get('pipeline') for leaf in leaves):
+        raise ValueError(
+            f'--data takes the place of one data set; {name} of the config joins {len(leaves)}, read in different ways'
+        )
+    for node in walk_dicts(dataset):
+        if 'datasets' in node:
+            node.datasets = node.datasets[:1]
     return leaves[0]
+
+
+def _check_steps(cfg: Config, task: Task) -> None:
+    """Raise where a pipeline reads what no format of --data has."""
+    if not any(cfg.get(name) for name in LOADERS):
+        raise ValueError(f'the config has none of {", ".join(LOADERS)}: --data changes what they load')
+    for step in walk_dicts([list(pipelines(cfg[name].dataset)) for name in LOADERS if cfg.get(name)]):
+        stuff = step.get('with_seg') and task is not SEMANTIC_SEGMENTATION
+        what = 'maps of stuff beside boxes' if stuff else OTHER_STEPS.get(kind_of(step))
+        if what:
+            raise ValueError(
+                f'{kind_of(step)} of the config reads {what}, which no format of --data has: take another method, or '
+                'its own data sets, whose paths --cfg-options changes'
+            )
 
 
 def _fill(leaf: ConfigDict, task: Task, own: Mapping[str, Any], part: str, training: bool) -> None:
@@ -217,6 +245,9 @@ def _draw(cfg: Config, folder: Path) -> None:
     plain = 'test' if drawn.get('test_dataloader') else 'val'
     leaf, of_test = (next(leaf_datasets(drawn[f'{name}_dataloader'].dataset)) for name in (mode, plain))
     steps = {key: of_test[key] for key in ('pipeline', 'transform') if key in of_test}
+    reads = [step for step in leaf.get('pipeline') or () if kind_of(step) == 'LoadAnnotations']
+    if reads and all(kind_of(step) != 'LoadAnnotations' for step in steps['pipeline']):
+        steps['pipeline'] = [steps['pipeline'][0], *reads, *steps['pipeline'][1:]]
     drawn[f'{mode}_dataloader'].dataset = ConfigDict({**leaf, **steps})
     drawings = drawn_samples(drawn, mode, SAMPLES, folder / 'samples_faults.jsonl')
     contact_sheet(list(drawings.values()), folder / 'samples.png', titles=list(drawings))

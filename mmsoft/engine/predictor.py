@@ -66,6 +66,8 @@ def _build(cfg: Config, content: Any, source: str, device: str) -> tuple[nn.Modu
 
 def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
     """Class names and colours: the checkpoint's, the config's, those of the data set's class, or numbers."""
+    if kind_of(cfg.model) == 'RPN':  # finds objects of any class
+        return dict(classes=('object',), palette=None)
     meta = dataset_meta(content.get('meta')) if isinstance(content, Mapping) else {}
     source = 'the checkpoint'
     if not meta.get('classes'):

@@ -19,14 +19,17 @@ NEAR = 0.99  # of its lr
 
 
 def fit_warmup(schedule: Sequence[Mapping[str, Any]], loop: BaseLoop) -> list[dict[str, Any]]:
-    """The schedule, its linear warm-up made shorter if it would last as long as the run; what follows comes sooner."""
+    """The schedule, its warm-up made shorter if it would last as long as the run; what follows comes sooner.
+
+    Parts of no length, as rounding makes them of short runs, are left out.
+    """
     fitting = [dict(part) for part in schedule]
     for number, part in enumerate(schedule):
         unit = 'epochs' if part.get('by_epoch', True) else 'iterations'
         length, end = loop.max_epochs if unit == 'epochs' else loop.max_iters, part.get('end', math.inf)
         if not _is_warmup(part) or end < length:
             continue
-        new = max(SHORTEST, length // SHARE)
+        new = max(1 if part.get('convert_to_iter_based') else SHORTEST, length // SHARE)
         new = new if new < length else 0
         print_log(
             f'the warm-up of {end} {unit} is as long as the run of {length}: it takes {new} instead; '
@@ -38,7 +41,7 @@ def fit_warmup(schedule: Sequence[Mapping[str, Any]], loop: BaseLoop) -> list[di
             if follower.get('begin') == end and follower.get('by_epoch', True) == part.get('by_epoch', True):
                 follower['begin'] = new
         fitting[number]['end'] = new
-    return [part for part in fitting if part.get('end') != 0]
+    return [part for part in fitting if part.get('begin', 0) < part.get('end', math.inf)]
 
 
 def set_length(cfg: Config, epochs: int, epoch_length: Callable[[], int]) -> None:
@@ -65,13 +68,14 @@ def set_length(cfg: Config, epochs: int, epoch_length: Callable[[], int]) -> Non
 
 
 def _is_warmup(part: Mapping[str, Any]) -> bool:
-    return kind_of(part) == 'LinearLR' and not part.get('begin', 0) and part.get('end_factor', 1) >= 1
+    rises = kind_of(part) in ('LinearLR', 'QuadraticWarmupLR') and part.get('end_factor', 1) >= 1
+    return rises and not part.get('begin', 0)
 
 
 def _stretch(part: dict[str, Any], factor: float, warmup: int) -> None:
     """Places after the warm-up, and lengths, by this factor."""
-    if 'end' in part and part.get('T_max') == part['end'] - part.get('begin', 0):
-        del part['T_max']  # which MMEngine takes then
+    if 'end' in part and part.get('T_max') in (part['end'], part['end'] - part.get('begin', 0)):
+        del part['T_max']  # MMEngine takes the latter then
     for key in {'begin', 'end', 'milestones'}.intersection(part):
         part[key] = _each(part[key], lambda place: round(place * factor) if warmup < place < math.inf else place)
     for key in {'T_max', 'step_size', 'periods', 'restarts', 'total_steps'}.intersection(part):

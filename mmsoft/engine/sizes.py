@@ -32,7 +32,7 @@ def resize_pictures(cfg: Config, height: int, width: int) -> None:
     for step in {id(step): step for step in steps}.values():
         for key in WIDTH_FIRST:
             first = key == 'crop_size' and (mmseg or kind_of(step) == CENTRES)
-            _scale(step, key, factors if first else factors[::-1])
+            _scale(step, key, factors if first else factors[::-1], step.get('keep_ratio') and old[1] >= old[0])
     for part in (*walk_dicts(cfg.model.get('data_preprocessor')), *walk_dicts(cfg.model.get('test_cfg'))):
         for key in HEIGHT_FIRST:
             _scale(part, key, factors)
@@ -57,14 +57,18 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(type(side) is int for side in value)
 
 
-def _scale(part: Any, key: str, factors: Sequence[float]) -> None:
-    """A size in pixels, or a list of sizes, by these factors; shares and single numbers stay."""
+def _scale(part: Any, key: str, factors: Sequence[float], wide: bool = False) -> None:
+    """A size in pixels, or a list of sizes, by these factors; shares and single numbers stay.
+
+    ``wide``: of a long and a short side in any order, as (480, 1333), of which the long one is the width.
+    """
     value = part.get(key)
     if _is_pair(value):
-        part[key] = _scaled(value, factors)
+        part[key] = _scaled(value, factors, wide)
     elif isinstance(value, (list, tuple)) and value and all(map(_is_pair, value)):
-        part[key] = [_scaled(pair, factors) for pair in value]
+        part[key] = [_scaled(pair, factors, wide) for pair in value]
 
 
-def _scaled(pair: Sequence[int], factors: Sequence[float]) -> tuple[int, ...]:
+def _scaled(pair: Sequence[int], factors: Sequence[float], wide: bool) -> tuple[int, ...]:
+    factors = factors[::-1] if wide and pair[0] < pair[1] else factors
     return tuple(round(side * factor) or 1 for side, factor in zip(pair, factors, strict=True))

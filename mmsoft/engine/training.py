@@ -128,6 +128,8 @@ def train(
             check_pretrained(cfg)
         if amp:
             _use_amp(cfg)
+        elif kind_of(cfg.optim_wrapper) == 'AmpOptimWrapper' and get_device() == 'cpu':
+            _use_float32(cfg)
         if auto_scale_lr:
             _scale_lr(cfg)
         if get_world_size() > 1 and not cfg.get('find_unused_parameters'):
@@ -343,6 +345,17 @@ def _use_amp(cfg: Config) -> None:
     else:
         optim_wrapper.type = 'AmpOptimWrapper'
         optim_wrapper.setdefault('loss_scale', 'dynamic')
+
+
+def _use_float32(cfg: Config) -> None:
+    kept = ('optimizer', 'paramwise_cfg', 'clip_grad', 'constructor', 'accumulative_counts')
+    options = {key: value for key, value in cfg.optim_wrapper.items() if key in kept}
+    cfg.optim_wrapper = dict(options, type='OptimWrapper')
+    print_log(
+        "the config's AmpOptimWrapper needs a GPU: this run computes in float32; --amp takes bfloat16",
+        logger='current',
+        level=logging.WARNING,
+    )
 
 
 def _report_data(cfg: Config, *modes: str, classes: bool = True) -> None:

@@ -46,7 +46,7 @@ def draw_instances(
         unread = 'pred_instances' if found else 'pred_panoptic_seg'
         if unread in sample:
             delattr(sample, unread)
-    if truth and hasattr(sample.gt_instances.bboxes, 'tensor'):
+    if truth and hasattr(sample.gt_instances.get('bboxes'), 'tensor'):
         sample.gt_instances.bboxes = sample.gt_instances.bboxes.tensor
     visualizer = DetLocalVisualizer(name='drawing')  # built directly, it does not become the current one
     return _draw_by(visualizer, image, sample, meta, plain_text, truth, pred_score_thr=score_thr)

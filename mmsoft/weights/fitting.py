@@ -100,6 +100,9 @@ def fit_weights(
             continue
         fitted[name] = value
         outcome.append(name)
+    twins = _twins(weights, fitted, report.unexpected)
+    report.left_aside += twins
+    report.unexpected = [name for name in report.unexpected if name not in twins]
     accounted = {*fitted, *report.fresh, *(entry.split()[0] for entry in report.misshapen)}
     report.missing = [name for name in own if name not in accounted]
     if len(fitted) < LEAST_MATCHED * len(own):
@@ -113,6 +116,24 @@ def fit_weights(
             f'or pass strict=False to keep the rest of the model as it is\n{report}'
         )
     return fitted, report
+
+
+def _twins(weights: Mapping[str, Tensor], fitted: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that belong to a part which the model has, with equal weights, in another of its parts.
+
+    DDQ gives a part of its head to its decoder when it trains, so that a checkpoint has it twice.
+    """
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        parts.setdefault('.'.join(name.split('.')[:2]), []).append(name)
+    owners = {name.split('.')[0] for name in fitted}
+
+    def is_in(owner: str, part: list[str]) -> bool:
+        places = {name: f'{owner}.{name.partition(".")[2]}' for name in part}
+        return all(place in fitted and weights[name].equal(weights[place]) for name, place in places.items())
+
+    with_matrices = [part for part in parts.values() if any(weights[name].dim() > 1 for name in part)]
+    return [name for part in with_matrices if any(is_in(owner, part) for owner in owners) for name in part]
 
 
 def take_prefix(weights: Mapping[str, Tensor], prefix: str, source: str) -> dict[str, Tensor]:

@@ -190,6 +190,19 @@ def test_the_report_names_every_outcome(golden):
         assert word in str(error.value)
 
 
+def test_a_part_that_a_checkpoint_has_twice_is_not_unexpected(tmp_path):
+    """DDQ's decoder has a part of the head once it has trained; one with other values is of another model."""
+    model = torch.nn.ModuleDict(
+        dict(head=torch.nn.ModuleDict(dict(boxes=torch.nn.Linear(2, 3), b=torch.nn.Linear(3, 3))))
+    )
+    weights = model.state_dict()
+    twice = {**weights, **{f'decoder.{name[5:]}': value.clone() for name, value in weights.items() if 'boxes' in name}}
+    report = fitting.load_weights(model, twice, source='file')
+    assert report.left_aside == ['decoder.boxes.weight', 'decoder.boxes.bias']
+    with pytest.raises(CheckpointError, match=r'unexpected +2 '):
+        fitting.load_weights(model, {**twice, 'decoder.boxes.weight': torch.zeros(3, 2)}, source='file')
+
+
 def test_a_refusal_changes_nothing(golden):
     model = SOFT(MINI)
     before = {name: value.clone() for name, value in model.state_dict().items()}

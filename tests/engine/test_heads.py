@@ -154,6 +154,18 @@ def test_weights_of_other_classes_are_left_out():
     assert cfg.model.decode_head.loss_decode.class_weight is None
 
 
+def test_weights_of_several_losses_are_seen():
+    """Of PIDNet, whose head has four, three with weights of Cityscapes' classes."""
+    cfg = zoo('mmseg/pidnet/pidnet-s_2xb6-120k_1024x1024-cityscapes.py')
+
+    def weights():
+        return [len(loss.get('class_weight') or ()) for loss in cfg.model.decode_head.loss_decode]
+
+    assert weights() == [19, 19, 0, 19]
+    set_counts(cfg, {'model.decode_head.num_classes': 3})
+    assert weights() == [0] * 4
+
+
 def test_maps_that_nobody_reads_are_said_before_processes_wait_for_them():
     cfg = load_config(mmsoft.config_path('retinanet_inline_pvt_tiny_1x_coco'))
     check_levels(cfg)  # stages are read by those that follow

@@ -1,7 +1,9 @@
 """The lr of a short run: warm-ups that fit it, and a warning where it stays low."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import mmdet
 import pytest
 import torch
 from mmengine.config import Config
@@ -117,6 +119,16 @@ def test_epochs_of_schedules_with_lengths_of_their_own():
     assert cfg.param_scheduler == [WARMUP, dict(type='CosineAnnealingLR', begin=15, end=30)]  # whose T_max is 15
     assert cfg.custom_hooks[0].switch_epoch == 28
     assert cfg.train_cfg == dict(max_epochs=30, val_interval=1)
+
+
+@pytest.mark.parametrize('epochs', [1, 3, 30])
+def test_epochs_of_a_schedule_of_three_parts(epochs):
+    """Of YOLOX: 5 epochs of warm-up, a cosine, and 15 epochs at its end, of which a short run has none."""
+    cfg = Config.fromfile(Path(mmdet.__file__).with_name('.mim') / 'configs/yolox/yolox_tiny_8xb8-300e_coco.py')
+    set_length(cfg, epochs, None)
+    found = lrs(cfg.param_scheduler, epochs, 20)
+    assert 0.9 * 1e-2 < max(found) <= 1e-2
+    assert found[-1] < 1e-3
 
 
 def test_epochs_of_classifiers_shorten_the_warmup():

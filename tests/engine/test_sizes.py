@@ -46,6 +46,15 @@ def test_several_scales_keep_their_range():
     assert len(scales) == 11
 
 
+def test_a_long_and_a_short_side_come_in_any_order():
+    """Of DINO, whose scales are (480, 1333) in training and (1333, 800) in testing."""
+    cfg = zoo('mmdet', 'dino/dino-4scale_r50_8xb2-12e_coco.py')
+    set_img_size(cfg, (400, 333))
+    scales = sizes_of(cfg, 'train')[0][1]
+    assert (scales[0], scales[-1]) == ((240, 333), (400, 333))
+    assert sizes_of(cfg, 'test') == [('scale', (333, 400))]
+
+
 def test_crops_of_segmentors_are_what_is_meant():
     """Height first, as mmseg has it; pictures are resized by the same factor."""
     cfg = shipped('upernet_soft_pp_tiny_160k_ade20k')

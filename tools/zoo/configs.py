@@ -137,7 +137,7 @@ def _forget_weights(node: dict, library: str) -> None:
         if key in node:
             node[key] = None
     if isinstance(node.get('teacher_config'), str):
-        node['teacher_config'] = load(library, node['teacher_config'].removeprefix('configs/'))
+        node['teacher_config'] = dict(model=load(library, node['teacher_config'].removeprefix('configs/')).model)
 
 
 def _shrink(node: dict, pixels: int) -> None:

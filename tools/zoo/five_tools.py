@@ -15,7 +15,7 @@ from mmsoft.engine.parts import LOADERS
 from mmsoft.engine.predict import predict
 from mmsoft.engine.training import evaluate, train
 from zoo import configs
-from zoo.method import try_steps
+from zoo.method import WARMUP, try_steps
 
 STEPS = ('train', 'test', 'predict', 'browse', 'get_flops')
 WORLDS = dict(mmdet='coco', mmseg='ade20k')
@@ -48,7 +48,8 @@ class Trial:
 
     def __init__(self, library: str, config: str, folder: Path) -> None:
         self.library, self.config, self.run = library, config, folder / 'run'
-        self.side = configs.side(config)
+        # DINO's smallest scales, 0.6 of the side, leave its 900 queries too few places on smaller pictures
+        self.side = 448 if config.startswith('dino/') else configs.side(config)
         self.folder = folder
 
     def train(self) -> None:
@@ -62,9 +63,11 @@ class Trial:
         sides = (self.side, self.side)
         self.data = write_world(WORLDS[self.library], self.folder / 'data', train=4, val=2, size=sides)
         for name in LOADERS:
-            cfg.get(name, {}).update(num_workers=0, persistent_workers=False)
-        options = dict(data=str(self.data), epochs=1, batch=2, img_size=sides, pretrained=False)
-        train(cfg, work_dir=str(self.run), **options)
+            (cfg.get(name) or {}).update(num_workers=0, persistent_workers=False)
+        if 'lr' in cfg.optim_wrapper.optimizer:
+            cfg.optim_wrapper.optimizer.lr *= WARMUP  # the whole lr would ruin random weights
+        options = dict(epochs=1, batch=2, img_size=sides, pretrained=False)
+        train(cfg, work_dir=str(self.run), data=str(self.data), **options)
         (self.left,) = self.run.glob('*.py')
         self.checkpoint = str(max(self.run.glob('*.pth'), key=os.path.getmtime))
 
