@@ -154,12 +154,15 @@ def _annotations(cfg: Config) -> tuple[str, dict[str, Any]]:
 
 
 def image_ids(cfg: Config, files: Mapping[str, Path], content: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Name -> id in the annotations, of files that are pictures of the data set; the largest id, or 0 if none is."""
+    """Name -> id in the annotations, of files that are pictures of the data set; the largest id, or 0 if none is.
+
+    ``others`` in the annotations are pictures of the data set's other parts, see ``own.writing``.
+    """
     leaf = next(leaf_datasets(cfg.test_dataloader.dataset))
     folder = Path(leaf.get('data_root') or '', (leaf.get('data_prefix') or {}).get('img') or '')
     listed = {
         os.path.realpath(folder / image['file_name']): image['id']
-        for image in content.get('images', ())
+        for image in [*content.get('images', ()), *content.get('others', ())]
         if 'file_name' in image
     }
     found = {name: listed[place] for name, file in files.items() if (place := os.path.realpath(file)) in listed}

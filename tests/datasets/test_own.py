@@ -96,6 +96,8 @@ def test_cocos_annotations_are_written_with_their_own_ids(sets, tmp_path):
     assert {image['id']: image['file_name'].split()[-1] for image in content['images']} == {
         100 + index: f'{index}.JPG' for index in range(20) if f'My Photos/holiday {index}.JPG' in paths(found, 'train')
     }
+    assert sorted(image['file_name'] for image in content['others']) == sorted(paths(found, 'val'))
+    assert {image['id'] for image in content['images'] + content['others']} == set(range(100, 120))
     assert all((sets / 'coco' / image['file_name']).is_file() for image in content['images'])
     entry = content['annotations'][0]
     assert entry['area'] < entry['bbox'][2] * entry['bbox'][3] * 1.2

@@ -56,7 +56,10 @@ def _table(pictures: list[Picture]) -> str:
 
 
 def coco_of(found: Found, pictures: list[Picture]) -> dict[str, Any]:
-    """COCO's JSON of pictures, with the data's own ids of images and classes, so that results have them."""
+    """COCO's JSON of pictures, with the data's own ids of images and classes, so that results have them.
+
+    Of pictures of other parts, ``others`` has the ids, unless two pictures share one.
+    """
     numbers, images, annotations = _class_ids(found), [], []
     for number, picture in zip(_image_ids(found, pictures), pictures, strict=True):
         images.append(dict(id=number, file_name=picture.path, width=picture.size[0], height=picture.size[1]))
@@ -72,7 +75,13 @@ def coco_of(found: Found, pictures: list[Picture]) -> dict[str, Any]:
                     **(dict(segmentation=entry.mask) if entry.mask else {}),
                 )
             )
-    return dict(images=images, annotations=annotations, categories=[dict(id=n, name=c) for c, n in numbers.items()])
+    others = [dict(id=p.id, file_name=p.path) for p in found.pictures if p.part != pictures[0].part]
+    return dict(
+        images=images,
+        annotations=annotations,
+        categories=[dict(id=n, name=c) for c, n in numbers.items()],
+        others=others if _have_ids(found.pictures) else [],
+    )
 
 
 def _class_ids(found: Found) -> dict[str, int]:
@@ -83,14 +92,18 @@ def _class_ids(found: Found) -> dict[str, int]:
 
 def _image_ids(found: Found, pictures: list[Picture]) -> Sequence[int]:
     """The data's own, or from 1 where it has none, or one for two pictures."""
-    ids = [picture.id for picture in pictures]
-    if len(set(ids)) == len(ids) and all(type(number) is int for number in ids):
-        return ids
-    if set(ids) != {None}:
+    if _have_ids(pictures):
+        return [picture.id for picture in pictures]
+    if any(picture.id is not None for picture in pictures):
         found.remarks.append(
             f'ids of the pictures for {pictures[0].part} are no whole numbers, or of two pictures: results count from 1'
         )
-    return range(1, len(ids) + 1)
+    return range(1, len(pictures) + 1)
+
+
+def _have_ids(pictures: list[Picture]) -> bool:
+    ids = [picture.id for picture in pictures]
+    return len(set(ids)) == len(ids) and all(type(number) is int for number in ids)
 
 
 def area_of(entry: Object, picture: Picture) -> float:
