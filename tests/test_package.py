@@ -96,13 +96,17 @@ def test_the_package_imports_modules_from_where_they_are():
 
 
 ASKED_BY_THE_DISPATCHER = {'is_compiling', 'is_tracing', 'is_exporting', 'is_scripting', 'is_grad_enabled', 'is_cuda'}
+ASKED_BY_THE_DISPATCHER |= {'is_in_onnx_export', 'is_dynamo_compiling'}
 
 
 def test_only_the_dispatchers_room_asks_for_devices_graphs_and_gradients():
     found = set()
     for file in (ROOT / 'mmsoft').rglob('*.py'):
-        nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)]
-        if any(n.attr in ASKED_BY_THE_DISPATCHER or ast.unparse(n).endswith('.device.type') for n in nodes):
+        nodes = [*ast.walk(ast.parse(file.read_text()))]
+        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+        types = any(isinstance(n, ast.Attribute) and ast.unparse(n).endswith('.device.type') for n in nodes)
+        if types or names & ASKED_BY_THE_DISPATCHER:
             found.add(file.relative_to(ROOT / 'mmsoft').parts[0])
     assert found == {'ops'}
 

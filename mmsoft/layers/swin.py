@@ -10,12 +10,11 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.jit._trace import is_tracing
 from torchvision.models import swin_transformer as swin
 
 from mmsoft.ops import from_windows, to_multiples, to_windows
 from mmsoft.ops.checks import choose
-from mmsoft.ops.dispatch import is_exporting, is_symbol
+from mmsoft.ops.dispatch import is_symbol, loses_ranges
 
 from .heads import grid_of
 
@@ -104,11 +103,7 @@ def _check_example(sides: tuple[int, int], window: int) -> None:
 
     ONNX files have no range of sizes, and graphs that are made through dynamo come without the one that they need.
     """
-    if is_tracing() or not (
-        torch.onnx.is_in_onnx_export() or (torch.compiler.is_dynamo_compiling() and is_exporting())
-    ):
-        return
-    for side in sides:
+    for side in sides if loses_ranges() else ():
         if not statically_known_true(side == window) and side == window:  # which says that it always is
             raise ValueError(
                 f'at the size of these pictures a map is a single window of {window}, which torch would take for any '

@@ -6,13 +6,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.jit._trace import is_tracing
 from torch.utils.checkpoint import checkpoint
 
 from mmsoft.layers.block import run_blocks
 from mmsoft.ops import to_map, to_tokens
 from mmsoft.ops.checks import check
-from mmsoft.ops.dispatch import has_backward
+from mmsoft.ops.dispatch import has_backward, makes_sizes_constants
 
 
 class Stage(nn.Module):
@@ -53,7 +52,7 @@ def run_layer(layer: nn.Module, x: Tensor, grid: tuple[int, int], with_cp: bool)
 def to_channels_last(x: Tensor, in_channels: int) -> Tensor:
     """Images in the layout that every stage keeps: (B, C, H, W) with tokens contiguous in memory."""
     check(x.dim() == 4 and x.shape[1] == in_channels, f'the model takes images (B, {in_channels}, H, W)', x=x)
-    if is_tracing() and torch.onnx.is_in_onnx_export():
+    if makes_sizes_constants():
         height, width = map(int, x.shape[2:])
         warnings.warn(
             f'this tracer takes sizes for constants: the file is right for images of {height} x {width} alone, '

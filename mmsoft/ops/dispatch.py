@@ -235,9 +235,19 @@ def is_graph() -> bool:
     return torch.compiler.is_compiling() or is_tracing() or IS_FX_TRACING()
 
 
-def is_exporting() -> bool:
-    """Whether torch.export makes a graph; torch 2.6 cannot tell, and says no."""
-    return hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()
+def makes_sizes_constants() -> bool:
+    """Whether ONNX's old tracer makes a file, which is right for the traced size alone."""
+    return is_tracing() and torch.onnx.is_in_onnx_export()
+
+
+def loses_ranges() -> bool:
+    """Whether a graph is made which does not keep the sizes that it is right for: ONNX's, or one through dynamo.
+
+    torch 2.6 cannot tell the latter, and says no.
+    """
+    exporting = hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()
+    through_dynamo = torch.compiler.is_dynamo_compiling() and exporting
+    return not is_tracing() and (torch.onnx.is_in_onnx_export() or through_dynamo)
 
 
 def is_symbol(*sizes: int) -> bool:
