@@ -79,6 +79,16 @@ def test_features_next_to_nothing_keep_their_digits(weighted, kind):
 
 
 @pytest.mark.parametrize('kind', [None, PORTABLE])
+@pytest.mark.parametrize('weighted', [False, True])
+def test_a_millionth_is_added_to_a_querys_sum(weighted, kind):
+    """Of one token that does not turn: ``y = s / (s + 1e-6) v`` with ``s = 8 exp(-14)``."""
+    v, angles = torch.ones(1, 1, 1, 8), position_angles((1, 1), 2, True)
+    with kernels(kind):
+        y = rotary_attention(-14 * v, 0 * v, v, *angles, weighted)
+    assert y.flatten().tolist() == pytest.approx([8 * math.exp(-14) / (8 * math.exp(-14) + 1e-6)] * 8)
+
+
+@pytest.mark.parametrize('kind', [None, PORTABLE])
 def test_outputs_beyond_float16_are_its_largest(kind):
     """Weights of a query sum to more than 1 where turning makes some of them negative."""
     q, k, _, *angles = (x.half() if x.dim() == 4 else x for x in inputs(*SHAPES[0]))
