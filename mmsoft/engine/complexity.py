@@ -87,7 +87,8 @@ def _count_on(device: str, cfg: 'Config', height: int, width: int) -> tuple[list
 
     from .tasks import task_of
 
-    model = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg.model))).eval().requires_grad_(False).to(device)
+    model = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg.model))).requires_grad_(False).to(device)
+    model.eval()  # which models with a teacher return nothing from
     for weight in model.parameters() if device == 'cpu' else ():
         weight.zero_()
     multiple = getattr(model.data_preprocessor, 'pad_size_divisor', 1)

@@ -181,7 +181,7 @@ def _check_steps(cfg: Config, task: Task) -> None:
         raise ValueError(f'the config has none of {", ".join(LOADERS)}: --data changes what they load')
     for step in walk_dicts([list(pipelines(cfg[name].dataset)) for name in LOADERS if cfg.get(name)]):
         stuff = step.get('with_seg') and task is not SEMANTIC_SEGMENTATION
-        what = 'maps of stuff beside boxes' if stuff else OTHER_STEPS.get(kind_of(step))
+        what = OTHER_STEPS.get(kind_of(step)) or ('maps of stuff beside boxes' if stuff else None)
         if what:
             raise ValueError(
                 f'{kind_of(step)} of the config reads {what}, which no format of --data has: take another method, or '

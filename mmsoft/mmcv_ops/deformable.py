@@ -12,7 +12,11 @@ _ops = torch.ops.torchvision
 
 
 def _tensors(input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor | None, bias: Tensor | None) -> list[Tensor]:
-    """As torchvision takes them: (b, 1) in place of no mask, zeros in place of no bias."""
+    """As torchvision takes them: (b, 1) in place of no mask, zeros in place of no bias.
+
+    An offset that is not a number leads out of the map, where mmcv finds zeros; torchvision would read any memory.
+    """
+    offset = offset.nan_to_num(nan=torch.finfo(offset.dtype).max)
     mask = input.new_zeros(len(input), 1) if mask is None else mask
     bias = input.new_zeros(len(weight)) if bias is None else bias
     return [wide(x) for x in (input, weight, offset, mask, bias)]

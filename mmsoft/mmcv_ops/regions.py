@@ -15,6 +15,11 @@ def _averaging(pool_mode: int) -> None:
         raise NotImplementedError(f"RoIAlign with pool_mode='max' {REMEDY}")
 
 
+def _numbers(rois: Tensor, dtype: torch.dtype) -> Tensor:
+    """Coordinates that are not numbers become 0, and endless ones finite: torchvision would read any memory."""
+    return rois.to(dtype).nan_to_num(nan=0.0, posinf=1e30, neginf=-1e30)
+
+
 def roi_align_forward(
     input: Tensor,
     rois: Tensor,
@@ -34,7 +39,7 @@ def roi_align_forward(
     fill(
         output,
         _ops.roi_align(
-            input, rois.to(input.dtype), spatial_scale, aligned_height, aligned_width, sampling_ratio, aligned
+            input, _numbers(rois, input.dtype), spatial_scale, aligned_height, aligned_width, sampling_ratio, aligned
         ),
     )
 
@@ -56,7 +61,7 @@ def roi_align_backward(
     grad_output = wide(grad_output)
     gradient = _ops._roi_align_backward(
         grad_output,
-        rois.to(grad_output.dtype),
+        _numbers(rois, grad_output.dtype),
         spatial_scale,
         aligned_height,
         aligned_width,

@@ -68,3 +68,20 @@ def test_the_pipeline_of_the_last_epochs_reads_safely_too(tmp_path):
     assert [step['loader'] for step in steps[:2]] == pipeline[:2]
     assert steps[2:] == pipeline[2:]
     assert {step['record'] for step in steps[:2]} == {str(tmp_path / 'run' / 'faults.jsonl')}
+
+
+@pytest.mark.slow
+def test_a_config_for_gpus_trains_and_tests_on_a_cpu(tmp_path, monkeypatch):
+    """Of RTMDet and Swin: an average of the weights by MMEngine's hook, and mixed precision, which needs a GPU."""
+    cfg = small_config('retinanet', tmp_path / 'data', train=2, epochs=1)
+    cfg.custom_hooks = [dict(type='EMAHook', ema_type='ExpMomentumEMA', momentum=0.5, update_buffers=True)]
+    cfg.optim_wrapper.update(type='AmpOptimWrapper', loss_scale='dynamic', dtype='float16')
+    file, folder, told = dump(cfg, tmp_path), tmp_path / 'run', []
+    monkeypatch.setattr('mmsoft.engine.training.print_log', lambda line, **_: told.append(line))
+    train(load_config(file), work_dir=str(folder))
+    assert any("the config's AmpOptimWrapper needs a GPU: this run computes in float32" in line for line in told)
+    runner = EvaluationRunner.from_cfg(Config({**load_config(file), 'work_dir': str(tmp_path / 'test')}))
+    runner.load_checkpoint(str(folder / 'epoch_1.pth'), strict=True)
+    averaged = read_checkpoint(folder / 'epoch_1.pth')['state_dict']
+    runner.test()
+    assert all(value.equal(averaged[name]) for name, value in runner.model.state_dict().items())

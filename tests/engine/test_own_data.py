@@ -4,20 +4,25 @@ import json
 import shutil
 from pathlib import Path
 
+import mmdet
+import mmseg
 import own_sets
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import DATASETS
 from own_sets import FORMATS, NAMES
 from small_runs import dump, run, small_config
 
 import mmsoft
+from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.datasets.own import OwnDataError
 from mmsoft.engine import own_data
-from mmsoft.engine.browse import browse
+from mmsoft.engine.browse import browse, drawn_samples
 from mmsoft.engine.config import check_data, load_config
 from mmsoft.engine.heads import head_counts
 from mmsoft.engine.own_data import check_options, use_own_data
+from mmsoft.engine.parts import LOADERS
 from mmsoft.engine.telling import in_words
 from mmsoft.engine.training import evaluate
 
@@ -64,6 +69,54 @@ def test_a_config_follows_the_data_and_is_all_that_is_needed(config, name, class
     assert (folder / 'found.md').read_text() in told
     assert all(f'\n| {label} |' in told for label in classes)
     assert str(root) in told
+
+
+def zoo(library, name):
+    return Config.fromfile(Path(library.__file__).with_name('.mim') / 'configs' / name)
+
+
+def test_sets_that_a_config_joins_are_replaced_by_one(tmp_path, monkeypatch):
+    """Of VOC's two years."""
+    cfg = zoo(mmdet, 'pascal_voc/faster-rcnn_r50_fpn_1x_voc0712.py')
+    assert len(list(leaf_datasets(cfg.train_dataloader.dataset))) == 2
+    monkeypatch.setattr(own_data, 'SAMPLES', 1)
+    parts = use_own_data(cfg, make('voc', tmp_path / 'set'), tmp_path / 'run')
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    assert len(dataset) == 3 * len(parts['train'])  # VOC's are gone through three times an epoch
+    assert list(dataset.metainfo['classes']) == sorted(NAMES)
+
+
+def test_samples_show_boxes_where_the_test_pipeline_reads_none(tmp_path, monkeypatch):
+    cfg, drawn = zoo(mmdet, 'fpg/faster-rcnn_r50_fpg_crop640-50e_coco.py'), []
+    monkeypatch.setattr(own_data, 'drawn_samples', lambda cfg, *about: drawn.append(cfg) or drawn_samples(cfg, *about))
+    monkeypatch.setattr(own_data, 'SAMPLES', 1)
+    use_own_data(cfg, make('coco', tmp_path / 'set'), tmp_path / 'run')
+    (sample,) = [DATASETS.build(drawn[0].train_dataloader.dataset)[0]['data_samples']]
+    assert len(sample.gt_instances.bboxes) == len(sample.gt_instances) > 0
+
+
+@pytest.mark.parametrize(
+    ('library', 'name', 'what'),
+    [
+        (mmdet, 'htc/htc_r50_fpn_1x_coco.py', 'maps of stuff beside boxes'),
+        (mmdet, 'fast_rcnn/fast-rcnn_r50_fpn_1x_coco.py', 'proposals of another model'),
+        (mmdet, 'panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco.py', 'segments of whole pictures'),
+        (mmdet, 'sort/sort_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval.py', 'films'),
+        (mmdet, 'reid/reid_r50_8xb32-6e_mot17train80_test-mot17val20.py', 'films'),
+        (mmseg, 'vpd/vpd_sd_4xb8-25k_nyu-480x480.py', 'maps of depth'),
+    ],
+)
+def test_what_no_format_has_is_said_before_the_data_is_looked_at(library, name, what, tmp_path):
+    with pytest.raises(ValueError, match=f'of the config reads {what}, which no format of --data has'):
+        use_own_data(zoo(library, name), tmp_path, tmp_path / 'run')
+
+
+def test_a_config_without_loaders_says_so(tmp_path):
+    cfg = zoo(mmdet, 'retinanet/retinanet_r18_fpn_1x_coco.py')
+    for name in LOADERS:
+        cfg.pop(name)
+    with pytest.raises(ValueError, match='the config has none of train_dataloader'):
+        use_own_data(cfg, tmp_path, tmp_path / 'run')
 
 
 def test_data_that_is_tested_alone_is_tested_whole_unless_it_was_trained_on(tmp_path, monkeypatch):

@@ -5,9 +5,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import cv2
+import mmdet
 import numpy as np
 import pytest
 import torch
+from helpers import MINI
+from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 from small_runs import SIZE, run, small_checkpoint
@@ -177,3 +180,16 @@ def test_results_have_the_ids_of_the_data_set(pictures, tmp_path):
     assert ids['a.png'] > 2800
     predict(cfg, str(path), inputs[:1], tmp_path / 'alone', 'cpu', drawings=False)
     assert {entry['image_id'] for entry in json.loads((tmp_path / 'alone' / 'results.json').read_text())} == {1}
+
+
+def test_proposals_are_objects_of_no_class(pictures, tmp_path):
+    """An RPN is told the classes of its data, and knows none of them."""
+    cfg = Config.fromfile(Path(mmdet.__file__).with_name('.mim') / 'configs/rpn/rpn_r50_fpn_1x_coco.py')
+    cfg.model.backbone = dict(type='mmsoft.SOFT', arch=MINI, out_indices=(0, 1, 2, 3))
+    cfg.model.neck.in_channels = list(MINI['dims'])
+    init_default_scope('mmdet')
+    meta = dict(cfg=cfg.pretty_text, dataset_meta=dict(classes=('cat', 'dog')))
+    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict(), meta=meta), tmp_path / 'rpn.pth')
+    found = Predictor(tmp_path / 'rpn.pth', device='cpu')(pictures / 'a.png')
+    assert set(found.names) == {'object'}
+    assert found.draw().size == SIZE[::-1]

@@ -215,6 +215,26 @@ def test_focal_losses():
             assert gradient.isfinite().all()
 
 
+def test_what_is_not_a_number_moves_nothing_and_ends_no_process():
+    """A model that diverged asks for such places: mmcv finds zeros there, torchvision reads any memory."""
+    from mmcv.ops import DeformConv2d, ModulatedDeformConv2d, RoIAlign
+
+    x, wild = torch.randn(1, 4, 8, 8), torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30])
+    for layer in (DeformConv2d(4, 4, 3, padding=1), ModulatedDeformConv2d(4, 4, 3, padding=1)):
+        offset, mask = torch.zeros(1, 18, 8, 8), [torch.ones(1, 9, 8, 8)] * isinstance(layer, ModulatedDeformConv2d)
+        plain = layer(x, offset, *mask)
+        offset[0, :4, 3, 3] = wild
+        offset.requires_grad_()
+        found = layer(x, offset, *mask)
+        found.sum().backward()
+        assert found.isfinite().all()
+        assert offset.grad.isfinite().all()
+        places = (found - plain).abs().sum(1)[0] > 0
+        assert places.nonzero().tolist() == [[3, 3]]
+    rois = torch.tensor([[0, 1, 1, value, 5] for value in wild])
+    assert RoIAlign(2, 1.0, 2)(x, rois).isfinite().all()
+
+
 def test_multi_scale_attention():
     from mmcv.ops.multi_scale_deform_attn import MultiScaleDeformableAttnFunction
 

@@ -64,8 +64,9 @@ class Trial:
         self.data = write_world(WORLDS[self.library], self.folder / 'data', train=4, val=2, size=sides)
         for name in LOADERS:
             (cfg.get(name) or {}).update(num_workers=0, persistent_workers=False)
-        if 'lr' in cfg.optim_wrapper.optimizer:
-            cfg.optim_wrapper.optimizer.lr *= WARMUP  # the whole lr would ruin random weights
+        if cfg.get('optim_wrapper'):  # whole steps would ruin random weights
+            cfg.optim_wrapper.optimizer.lr *= WARMUP
+            cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
         options = dict(epochs=1, batch=2, img_size=sides, pretrained=False)
         train(cfg, work_dir=str(self.run), data=str(self.data), **options)
         (self.left,) = self.run.glob('*.py')
