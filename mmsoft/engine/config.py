@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
+from mmengine.config.utils import ConfigParsingError
 from mmengine.registry import init_default_scope
 from torch import Tensor
 
@@ -50,10 +51,10 @@ def load_config(path: str | Path, options: Mapping[str, Any] | None = None) -> C
     read_without_code()
     try:
         cfg = plain_config(Config.fromfile(path))
-    except TypeError as error:
-        if 'cannot inherit from base' not in str(error):
+    except (TypeError, ConfigParsingError) as error:
+        if isinstance(error, TypeError) and 'cannot inherit from base' not in str(error):
             raise
-        raise ValueError(f'config {str(path)!r}: {error}') from error  # which tells of _delete_=True
+        raise ValueError(f'config {str(path)!r}: {error}') from error  # which tells of _delete_=True, or of the base
     old_root = cfg.get('data_root')
     _reject_unknown_options(cfg, options or {})
     cfg.merge_from_dict(dict(options or {}))

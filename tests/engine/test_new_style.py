@@ -97,3 +97,9 @@ def test_every_tool_takes_one_and_what_a_run_leaves(paths, tmp_path):
     log = next(work.glob('*/*.log')).read_text()
     assert 'StopAtInvalidLoss' in log  # the guards
     assert 'SaveAnywhere' in log
+
+
+def test_a_base_that_is_not_there_is_a_sentence(paths):
+    paths[1].write_text(NEW.replace('.base import', '.bass import'))
+    with pytest.raises(ValueError, match=r"config '.*new.py': .*bass.*not found"):
+        load_config(paths[1])

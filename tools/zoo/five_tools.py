@@ -24,9 +24,10 @@ PAGE = """# Methods of mmdet and mmsegmentation that all tools take
 {totals}
 
 Of every method folder of the installed zoos one config goes through the tools as somebody with a small data set uses
-them: `train.py --data` for one epoch on four drawn pictures of {side} x {side} pixels, from random weights; `test.py`
-on two more; `predict.py` with the checkpoint alone; `browse_dataset.py`; `get_flops.py`. BN stands in place of SyncBN,
-and there are {proposals} proposals at most.
+them: `train.py --data` for one epoch on four drawn pictures of {side} x {side} pixels, from random weights and in small
+steps; `test.py` on two more; `predict.py` with the checkpoint alone; `browse_dataset.py`; `get_flops.py`. BN stands in
+place of SyncBN, and there are {proposals} proposals at most. What the zoos do without data sets and metrics is on
+[another page](zoo.md).
 
 {stack}
 {other}

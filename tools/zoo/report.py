@@ -46,7 +46,8 @@ PAGE = """# Methods of mmdet and mmsegmentation that run
 Of every method folder of the installed zoos one config is built as it is, trained for one step of its own optimizer
 (finite losses, a gradient, changed weights), and predicts (well-formed results): on a CPU, with random pictures of
 {side} x {side} pixels, random weights, BN in place of SyncBN, {proposals} proposals at most and no score thresholds,
-so that every operator has something to do. Pipelines, data sets and metrics are not run.
+so that every operator has something to do. Pipelines, data sets and metrics are not run here, but
+[by our tools](zoo_tools.md).
 
 {stack}
 {other}
