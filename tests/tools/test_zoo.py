@@ -66,6 +66,12 @@ def test_a_method_that_dies_or_hangs_loses_only_itself(zoo, monkeypatch, fate, r
     assert not zoo['report'].works(row)
 
 
+def test_errors_name_no_folder_of_the_machine(zoo):
+    told = zoo['method'].without_folders
+    assert told("see '/tmp/run/x.json', of /usr/lib/python/site-packages/mmdet/a.py") == "see 'x.json', of mmdet/a.py"
+    assert told('1/2 of https://example.org/a/b and a/b') == '1/2 of https://example.org/a/b and a/b'
+
+
 def test_a_small_config_stands_for_a_folder_unless_it_holds_bases(zoo):
     names = ('common', 'faster_rcnn', 'psanet', 'retinanet', 'yolo')
     found = {entry.name: entry.config for lib in ('mmdet', 'mmseg') for entry in zoo['configs'].methods(lib, names)}

@@ -84,7 +84,8 @@ def try_steps(runs: Mapping[str, Callable[[], Mapping[str, Any] | None]]) -> dic
 
 def without_folders(error: str) -> str:
     """Its first sentence or so, with no path of this machine."""
-    return re.sub(r'/\S*/site-packages/', '', ' '.join(error.split()))[:LONGEST]
+    words = re.sub(r'/\S*/site-packages/', '', ' '.join(error.split()))
+    return re.sub(r'(?<![\w.:/])/(?:[^\s/:,\']+/)+', '', words)[:LONGEST]
 
 
 def _no_network(*args: Any, **kwargs: Any) -> None:
