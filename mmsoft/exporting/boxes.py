@@ -50,7 +50,7 @@ def suppress_by_torchvision(boxes: Tensor, scores: Tensor, threshold: float) -> 
     """Scores (G, C, n) after non-maximum suppression in each class and group, of boxes (G, n, 4): the others are 0."""
     from torchvision.ops import nms
 
-    group, kind, place = (scores > 0).nonzero().unbind(1)
+    group, kind, place = scores.nonzero().unbind(1)
     # classes and groups lie far from each other: in float64, where that costs no digit of a box
     apart = (group * scores.shape[1] + kind).double() * (boxes.max().double() - boxes.min() + 1)
     kept = nms(boxes[group, place].double() + apart[:, None], scores[group, kind, place].double(), threshold)
@@ -78,6 +78,15 @@ def onnx_suppress(boxes, scores, threshold: float):
         boxes, scores, most, op.Constant(value_float=threshold), op.Constant(value_float=0.0)
     )  # (k, 3): group, class, place
     return op.ScatterND(op.Sub(scores, scores), found, op.GatherND(scores, found))
+
+
+def onnx_floor_divide(dividend, divisor):
+    """Of integers, in operators that every runtime has for them: ONNX divides towards 0."""
+    from onnxscript import opset18 as op
+
+    quotient = op.Div(dividend, divisor)
+    left = op.Mul(op.Sub(dividend, op.Mul(quotient, divisor)), divisor)  # below 0 where the signs differ
+    return op.Add(quotient, op.Min(op.Sign(left), op.Sub(divisor, divisor)))
 
 
 def regions(features: Sequence[Tensor], boxes: Tensor, extractor: object) -> Tensor:

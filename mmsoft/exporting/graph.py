@@ -26,12 +26,16 @@ from mmsoft.layers.swin import WindowAttention
 from mmsoft.versions import first_line, require
 from mmsoft.weights.writing import whole_file
 
-from .boxes import onnx_suppress, suppress, suppress_by_torchvision
+from .boxes import onnx_floor_divide, onnx_suppress, suppress, suppress_by_torchvision
 from .building import ExportError
 from .quantizing import quantize
 from .whole import RawNetwork, Whole, WholeClassifier, WholeDetector
 
 OPSET = 18  # the oldest with all that is used: TensorRT and OpenVINO know it
+OWN_TRANSLATIONS = {
+    torch.ops.mmsoft.suppress.default: onnx_suppress,
+    torch.ops.aten.floor_divide.default: onnx_floor_divide,
+}
 EXAMPLE = (161, 203)  # of sides that are symbols in the graph: any that are no multiples
 
 
@@ -134,7 +138,7 @@ def write_onnx(
                 opset_version=OPSET,
                 input_names=names,
                 output_names=list(whole.outputs) or None,
-                custom_translation_table={torch.ops.mmsoft.suppress.default: onnx_suppress},
+                custom_translation_table=OWN_TRANSLATIONS,
                 verbose=False,
             )
         except torch.onnx.errors.OnnxExporterError as error:

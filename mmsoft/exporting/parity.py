@@ -10,10 +10,12 @@ from torch import nn
 
 from mmsoft.datasets.miniature import scenes
 from mmsoft.deploy import Model, Result
+from mmsoft.deploy.model import PASTED
 from mmsoft.deploy.runtimes import Runtime
 from mmsoft.engine.predictor import Prediction, Predictor
 
 from .building import ExportError
+from .doubt import EXCHANGED, Doubt
 
 # Of each precision: pixels of boxes, scores, and the share that has to agree (boxes found, labels, masks, pixels).
 TOLERANCES = dict(fp32=(0.1, 0.001, 0.999), fp16=(2.0, 0.02, 0.98), int8=(40.0, 0.3, 0.5))
@@ -46,13 +48,18 @@ class Row:
 
 
 def pictures_of(files: Sequence[Any]) -> list[np.ndarray]:
-    """BGR pixels of the files, or of drawn scenes, each at three sizes."""
+    """BGR pixels of the files, or of drawn scenes, each at three sizes, none larger than what masks are pasted to."""
     import cv2
 
     from mmsoft.deploy import read_picture
 
     images = [read_picture(file)[..., ::-1] for file in files] or [s.image for s in scenes(2, DRAWN, (19,))]
-    sizes = [(max(int(i.shape[0] * h), 16), max(int(i.shape[1] * w), 16)) for i in images for h, w in SHAPES]
+    bounds = [min((PASTED / (i.shape[0] * i.shape[1])) ** 0.5, 1) for i in images]
+    sizes = [
+        (max(int(i.shape[0] * bound * h), 16), max(int(i.shape[1] * bound * w), 16))
+        for i, bound in zip(images, bounds, strict=True)
+        for h, w in SHAPES
+    ]
     repeated = [image for image in images for _ in SHAPES]
     return [cv2.resize(np.ascontiguousarray(i), size[::-1]) for i, size in zip(repeated, sizes, strict=True)]
 
@@ -62,7 +69,10 @@ def compare(predictor: Predictor, model: Model, images: Sequence[np.ndarray], to
     for image in images:
         mine, theirs = predictor(image), model(image)
         zoom = min(model.prepare(image[..., ::-1]).shape[1:]) / min(image.shape[:2])
-        yield compare_answers(mine, theirs, tolerance, zoom)
+        row = compare_answers(mine, theirs, tolerance, zoom)
+        if theirs.boxes is not None and row.worst_of(tolerance):
+            row = compare_answers(mine, theirs, tolerance, zoom, Doubt(predictor, image, tolerance, zoom))
+        yield row
 
 
 def compare_raw(network: nn.Module, runtime: Runtime, least: int) -> Iterator[Row]:
@@ -77,8 +87,10 @@ def compare_raw(network: nn.Module, runtime: Runtime, least: int) -> Iterator[Ro
         yield Row(size, scores=float(max(apart)))
 
 
-def compare_answers(mine: Prediction, theirs: Result, tolerance: tuple[float, float, float], zoom: float = 1.0) -> Row:
-    """The checkpoint's answer and the file's."""
+def compare_answers(
+    mine: Prediction, theirs: Result, tolerance: tuple, zoom: float = 1.0, doubt: Doubt | None = None
+) -> Row:
+    """The checkpoint's answer and the file's; with ``doubt`` boxes and pixels that rounding decides may differ."""
     if theirs.label_map is not None:
         same = mine.label_map == theirs.label_map
         return Row(theirs.size, labels=float(same.mean()), masks=_mean_iou(mine.label_map, theirs.label_map))
@@ -86,33 +98,55 @@ def compare_answers(mine: Prediction, theirs: Result, tolerance: tuple[float, fl
         order = np.argsort(mine.labels), np.argsort(theirs.labels)
         apart = np.abs(mine.scores[order[0]] - theirs.scores[order[1]]).max()
         return Row(theirs.size, scores=float(apart), labels=float(mine.labels[0] == theirs.labels[0]))
-    return _compare_boxes(mine, theirs, tolerance, zoom)
+    return _compare_boxes(mine, theirs, tolerance, zoom, doubt)
 
 
-def _compare_boxes(mine: Prediction, theirs: Result, tolerance: tuple[float, float, float], zoom: float) -> Row:
-    """Boxes with the same label that lie next to each other belong together."""
+def _compare_boxes(mine: Prediction, theirs: Result, tolerance: tuple, zoom: float, doubt: Doubt | None) -> Row:
+    """Boxes with the same label that lie next to each other belong together; others may have been exchanged."""
+    pairs = _pairs(mine, theirs, tolerance, zoom)
+    if doubt:
+        pixels, score, _ = tolerance
+        far = [(i, j) for i, j, apart in pairs if apart > pixels or abs(mine.scores[i] - theirs.scores[j]) > score]
+        pairs = [pair for pair in pairs if pair[:2] not in far]
+    left, right = ([pair[side] for pair in pairs] for side in (0, 1))
+    alone = (
+        [i for i in range(len(mine.boxes)) if i not in left],
+        [j for j in range(len(theirs.boxes)) if j not in right],
+    )
+    least = float(min(mine.scores, default=0.0)) + tolerance[1]  # others may fall below a threshold, or behind the last
+    missing = [i for i in alone[0] if mine.scores[i] > least]
+    added = [j for j in alone[1] if theirs.scores[j] > least]
+    count = max(len(mine.boxes) + len(theirs.boxes), 1)
+    if doubt and len(alone[0]) + len(alone[1]) > EXCHANGED * count:
+        missing, added = alone
+    elif doubt:
+        missing = [i for i in missing if not doubt.is_suppressed(mine, i, theirs)]
+        added = [j for j in added if not doubt.is_candidate(theirs, j)]
+    row = Row(theirs.size, 0.0, 0.0, 1 - (len(missing) + len(added)) / count, None if theirs.masks is None else 1.0)
+    if pairs:
+        row.boxes = float(max(apart for *_, apart in pairs))
+        row.scores = float(np.abs(mine.scores[left] - theirs.scores[right]).max())
+        if theirs.masks is not None:
+            decided = doubt.decided[left] if doubt else True
+            one, other = mine.masks[left] & decided, theirs.masks[right] & decided
+            row.masks = float(np.mean(((one & other).sum((1, 2)) + 1) / ((one | other).sum((1, 2)) + 1)))
+    return row
+
+
+def _pairs(mine: Prediction, theirs: Result, tolerance: tuple, zoom: float) -> list[tuple[int, int, float]]:
+    """Numbers of boxes that belong together, one to one, and how many pixels they are apart."""
     pixels, score, _ = tolerance
-    row = Row(theirs.size, 0.0, 0.0, 1.0, None if theirs.masks is None else 1.0)
-    pairs, lost = [], 0
-    least = float(min(mine.scores, default=0.0)) + score  # others may fall below a threshold, or behind the last kept
+    pairs: list[tuple[int, int, float]] = []
+    free = np.ones(len(theirs.boxes), bool)
     for number, (box, label) in enumerate(zip(mine.boxes, mine.labels, strict=True)):
         apart = np.abs(theirs.boxes - box).max(1) * zoom
-        apart[theirs.labels != label] = np.inf
+        apart[(theirs.labels != label) | ~free] = np.inf
         apart += 100 * (np.abs(theirs.scores - mine.scores[number]) > max(score, 0.01))  # the same place, another box
         best = int(apart.argmin()) if len(apart) else -1
         if best >= 0 and apart[best] < min(20 * pixels, NEAR):
-            pairs.append((number, best))
-        elif mine.scores[number] > least:
-            lost += 1
-    if pairs:
-        left, right = (np.array(side) for side in zip(*pairs, strict=True))
-        row.boxes = float(np.abs(mine.boxes[left] - theirs.boxes[right]).max() * zoom)
-        row.scores = float(np.abs(mine.scores[left] - theirs.scores[right]).max())
-        if theirs.masks is not None:
-            both = (mine.masks[left] & theirs.masks[right]).sum((1, 2))
-            row.masks = float(np.mean((both + 1) / ((mine.masks[left] | theirs.masks[right]).sum((1, 2)) + 1)))
-    row.labels = 1 - lost / max(len(mine.boxes), 1)
-    return row
+            pairs.append((number, best, float(apart[best])))
+            free[best] = False
+    return pairs
 
 
 def _mean_iou(a: np.ndarray, b: np.ndarray) -> float:

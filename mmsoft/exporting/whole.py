@@ -97,7 +97,7 @@ class WholeDetector(Whole):
 
     def found(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Of (B, k) those with a score, one image after the other."""
-        images, index = (scores > 0).nonzero().unbind(1)
+        images, index = scores.nonzero().unbind(1)
         return boxes[images, index], scores[images, index], labels[images, index], images
 
     def scaled(self, boxes: Tensor, images: Tensor, size: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def _in_graph(x: Tensor, window: tuple[int, int], most: int, limit: int) -> Tens
     """
     height, width = (torch.full((), size, dtype=torch.int64, device=x.device) for size in x.shape[-2:])
     sides = height, width
-    whole = [(side // step).clamp(min=1) for side, step in zip(sides, window, strict=True)]
+    whole = [torch.where(side < step, 1, side // step) for side, step in zip(sides, window, strict=True)]
     bounded = whole[0] * whole[1] > most
     grid = zip(_bounded_grid_in_graph(height, width, limit), whole, strict=True)
     dtype = compute_dtype(x)

@@ -1,9 +1,14 @@
 """What follows the network is what mmdet does."""
 
+import numpy as np
+import onnxruntime
+import pytest
 import torch
+from helpers import exports_whole_models
 from mmcv.ops import batched_nms
 from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
 from mmdet.registry import MODELS, TASK_UTILS
+from tensorrt import outside_of_table
 
 from mmsoft.exporting.boxes import best, by_class, decode, paste, regions, suppress, suppress_by_torchvision
 
@@ -58,3 +63,22 @@ def test_masks_are_pasted_as_mmdet_does():
     expected, _ = _do_paste_mask(masks[:, None], boxes, 140, 160, skip_empty=False)
     found = paste(masks, boxes, torch.tensor(140), torch.tensor(160))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+class Halves(torch.nn.Module):
+    def forward(self, a, b):
+        return a // b, a // 3
+
+
+@exports_whole_models
+@pytest.mark.filterwarnings('ignore')
+def test_integers_are_divided_as_torch_does(tmp_path):
+    from mmsoft.exporting.graph import OWN_TRANSLATIONS
+
+    a, b = torch.tensor([-7, -6, -1, 0, 1, 6, 7]), torch.tensor([2, -2, -2, 3, 3, -3, -2])
+    options = dict(dynamo=True, opset_version=18, custom_translation_table=OWN_TRANSLATIONS, verbose=False)
+    torch.onnx.export(Halves(), (a, b), **options).save(tmp_path / 'a.onnx')
+    session = onnxruntime.InferenceSession(tmp_path / 'a.onnx')
+    found = session.run(None, dict(zip(['a', 'b'], [a.numpy(), b.numpy()], strict=True)))
+    np.testing.assert_array_equal(found, [value.numpy() for value in Halves()(a, b)])
+    assert not outside_of_table(tmp_path / 'a.onnx')

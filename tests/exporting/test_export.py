@@ -9,7 +9,9 @@ import pytest
 import torch
 from helpers import ROOT, exports_whole_models
 from mmengine.registry import MODELS, init_default_scope
+from small_exports import checkpoint_of
 from small_runs import SHIPPED, WORLDS, small_config
+from tensorrt import outside_of_table, types_of
 
 from mmsoft.checkpoints import CheckpointError
 from mmsoft.deploy import ModelFileError, load
@@ -21,32 +23,6 @@ from mmsoft.exporting.building import ExportError, whole_model
 from mmsoft.exporting.parity import TOLERANCES, compare_answers
 
 pytestmark = exports_whole_models
-
-
-def spread(model):
-    """Random heads that find many boxes of many classes."""
-    for name, part in model.named_modules():
-        if isinstance(part, torch.nn.BatchNorm2d):
-            part.running_var.uniform_(0.5, 2)
-        if name.endswith(('retina_cls', 'fc_cls', 'rpn_cls')):
-            torch.nn.init.normal_(part.weight, std=0.2)
-            torch.nn.init.zeros_(part.bias)
-        if name.endswith(('retina_reg', 'rpn_reg', 'fc_reg')):
-            torch.nn.init.normal_(part.weight, std=0.05)
-
-
-def checkpoint_of(method, folder):
-    """A narrow model at random."""
-    cfg = small_config(method, folder)
-    if method in ('retinanet', 'mask_rcnn', 'upernet'):  # the classifier's graph has all of Newton's steps
-        cfg.model.backbone.newton_iters = 4
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
-    torch.manual_seed(0)
-    model = MODELS.build(cfg.model)
-    model.init_weights()
-    spread(model)
-    torch.save(dict(state_dict=model.state_dict(), meta=dict(cfg=cfg.pretty_text)), folder / 'model.pth')
-    return str(folder / 'model.pth')
 
 
 def test_a_folder_of_ones_own_gives_classes_and_pictures(tmp_path):
@@ -163,6 +139,7 @@ def test_a_file_is_standard_and_holds_no_maps(exported):
     weights = Predictor(exported / 'model.pth', device='cpu').model.state_dict().values()
     largest = max(max(value.numel() for value in weights), 20000)  # the table of grids
     assert all(np.prod(constant.dims) <= largest for constant in model.graph.initializer)
+    assert not outside_of_table(exported / 'model.onnx')
 
 
 def damaged(path, source, change):
@@ -214,6 +191,9 @@ def test_half_precision_stays_finite(tmp_path):
     halves = [np.prod(w.dims) for w in stored.graph.initializer if w.data_type == onnx.TensorProto.FLOAT16]
     assert sum(halves) > 0.9 * sum(np.prod(weight.dims) for weight in stored.graph.initializer)
     assert str(ROOT) not in str(stored), 'paths of the machine that made the file'
+    assert not outside_of_table(tmp_path / 'half.onnx')
+    assert types_of(tmp_path / 'half.onnx', 'Exp') == {'FLOAT'}, 'kernels are islands of float32'
+    assert types_of(tmp_path / 'half.onnx', 'Conv') == {'FLOAT16'}
     model = load(tmp_path / 'half.onnx')
     pixels = np.random.default_rng(5).uniform(0, 255, (1, 3, *model.steps['crop'])).astype(np.float32)
     for factor in (0, 1000):
