@@ -1,5 +1,6 @@
 """The wheel, as users get it: what it holds, and a clean environment that trains with nothing else than pip's work."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,10 +8,18 @@ import sysconfig
 from importlib.metadata import distribution, distributions
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import ROOT, exports_whole_models
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from small_exports import checkpoint_of
+
+from mmsoft.deploy import Result
+from mmsoft.engine.predictor import Predictor
+from mmsoft.exporting import export
+from mmsoft.exporting.doubt import Doubt
+from mmsoft.exporting.parity import TOLERANCES, compare_answers
 
 PIP = ('-m', 'pip', '-q', '--disable-pip-version-check')
 
@@ -123,3 +132,51 @@ def test_one_pip_command_in_a_clean_environment_trains(wheel, tmp_path):
     assert Path(file).is_relative_to(tmp_path / 'clean')
     assert (tmp_path / 'run' / 'epoch_1.pth').is_file()
     assert next((tmp_path / 'clean').rglob('torch/__init__.py')).is_symlink()  # pip has kept it
+
+
+# In an environment that has no torch.
+ANSWER = """
+import importlib.util, json, sys
+import numpy as np
+from mmsoft.deploy import load
+found = load('model.onnx', runtime=sys.argv[1])(np.load('image.npy'))
+missing = [name for name in ('torch', 'torchvision', 'mmengine', 'mmcv', 'cv2') if not importlib.util.find_spec(name)]
+values = [getattr(found, name).tolist() for name in ('labels', 'scores', 'boxes')]
+print(json.dumps([missing, values]))
+"""
+
+
+@pytest.fixture(scope='module')
+def answered(tmp_path_factory):
+    """A folder with a file and a picture, the checkpoint's answer, and what it leaves to rounding."""
+    folder = tmp_path_factory.mktemp('exported')
+    checkpoint = checkpoint_of('retinanet', folder)
+    export(None, checkpoint, folder / 'model.onnx')
+    image = np.random.default_rng(0).integers(0, 256, (90, 140, 3), dtype=np.uint8)
+    np.save(folder / 'image.npy', image)
+    predictor = Predictor(checkpoint, device='cpu')
+    return folder, predictor(image), Doubt(predictor, image, TOLERANCES['fp32'], 1.0)
+
+
+@exports_whole_models
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize(('extra', 'runtime'), [('deploy', 'onnxruntime'), ('openvino', 'openvino')])
+def test_a_file_runs_in_a_clean_environment_without_torch(extra, runtime, wheel, answered, tmp_path):
+    folder, expected, doubt = answered
+    subprocess.run([sys.executable, '-m', 'venv', tmp_path / 'clean'], check=True)
+    paths = sysconfig.get_paths(vars=dict(base=str(tmp_path / 'clean'), platbase=str(tmp_path / 'clean')))
+    python = Path(paths['scripts']) / 'python'
+    environment = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
+    subprocess.run([python, *PIP, 'install', f'{wheel}[{extra}]'], env=environment, check=True)
+    command = [python, '-c', ANSWER, runtime]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    missing, values = json.loads(done.stdout)
+    assert missing == ['torch', 'torchvision', 'mmengine', 'mmcv', 'cv2']
+    assert len(expected.boxes) > 20
+    found = Result((90, 140), [], *map(np.array, values))
+    row = compare_answers(expected, found, TOLERANCES['fp32'], 1.0, doubt)
+    assert not row.worst_of(TOLERANCES['fp32']), row
+    if extra == 'deploy':
+        files = [file for file in Path(paths['purelib']).rglob('*') if file.is_file()]
+        assert sum(file.stat().st_size for file in files) < 300e6
