@@ -61,7 +61,9 @@ def _build(cfg: Config, content: Any, source: str, device: str) -> tuple[nn.Modu
         MODELS.build(model_for(cfg, weights))
     )  # the same in evaluation, and it runs everywhere
     load_weights(model, names_for(model, weights), source=source)
-    return model.to(device).eval(), _meta(cfg, content, model)
+    model.to(device)
+    model.eval()  # which models with a teacher return nothing from
+    return model, _meta(cfg, content, model)
 
 
 def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
