@@ -21,7 +21,7 @@ from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
 from mmsoft.datasets.class_folders import classes_of
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
-from mmsoft.visualization import opencv_name
+from mmsoft.visualization import opencv_name, whole_labels
 from mmsoft.weights.meta import dataset_meta
 
 from .carried import carried_config, registered_names
@@ -185,7 +185,10 @@ class Predictor:
     def predict(self, batch: Sequence[dict[str, Any]]) -> list[Any]:
         """The samples of prepared images."""
         with torch.no_grad(), self.guard():
-            return self.model.test_step({key: [data[key] for data in batch] for key in batch[0]})
+            samples = self.model.test_step({key: [data[key] for data in batch] for key in batch[0]})
+        for sample in samples:
+            whole_labels(sample)
+        return samples
 
     def __call__(self, pictures: Any, batch_size: int = 8) -> 'Prediction | list[Prediction]':
         """The prediction for a picture, or those for many.

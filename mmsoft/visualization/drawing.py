@@ -41,6 +41,7 @@ def draw_instances(
     from mmdet.visualization import DetLocalVisualizer
 
     sample = sample.cpu()
+    whole_labels(sample)
     if 'pred_panoptic_seg' in sample:
         from mmdet.evaluation.functional import INSTANCE_OFFSET
 
@@ -55,6 +56,13 @@ def draw_instances(
         sample.gt_instances.bboxes = sample.gt_instances.bboxes.tensor
     visualizer = DetLocalVisualizer(name='drawing')  # built directly, it does not become the current one
     return _draw_by(visualizer, image, sample, meta, plain_text, truth, pred_score_thr=score_thr)
+
+
+def whole_labels(sample: Any) -> None:
+    """Let labels of boxes be whole numbers: CrowdDet's are floats, which index no list of names or colours."""
+    found = getattr(sample, 'pred_instances', None)
+    if found is not None and 'labels' in found:
+        found.labels = found.labels.long()
 
 
 def draw_label_map(

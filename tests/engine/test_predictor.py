@@ -205,6 +205,22 @@ def test_a_model_with_a_teacher_predicts_with_its_config(pictures, tmp_path):
         Predictor(path, device='cpu')
 
 
+def test_classes_that_a_model_gives_as_floats_have_names(pictures, tmp_path):
+    """CrowdDet's labels are a column of its boxes."""
+    zoo = Path(mmdet.__file__).with_name('.mim') / 'configs'
+    cfg = Config.fromfile(zoo / 'crowddet/crowddet-rcnn_r50_fpn_8xb2-30e_crowdhuman.py')
+    cfg.model.backbone = dict(type='mmsoft.SOFT', arch=MINI, out_indices=(0, 1, 2, 3))
+    cfg.model.neck.in_channels = list(MINI['dims'])
+    cfg.model.test_cfg.rcnn.score_thr = 0.0
+    init_default_scope('mmdet')
+    path = tmp_path / 'crowd.pth'
+    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict(), meta=dict(cfg=cfg.pretty_text)), path)
+    found = Predictor(path, device='cpu')(pictures / 'a.png')
+    assert set(found.names) == {'person'}
+    assert predict(None, str(path), [str(pictures / 'a.png')], tmp_path / 'out', 'cpu', score_thr=0.0) == (1, {})
+    assert {entry['category_id'] for entry in json.loads((tmp_path / 'out' / 'results.json').read_text())} == {1}
+
+
 def test_proposals_are_objects_of_no_class(pictures, tmp_path):
     """An RPN is told the classes of its data, and knows none of them."""
     cfg = Config.fromfile(Path(mmdet.__file__).with_name('.mim') / 'configs/rpn/rpn_r50_fpn_1x_coco.py')
