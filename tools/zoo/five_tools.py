@@ -112,9 +112,9 @@ class Trial:
     def predict(self) -> None:
         picture = next(path for path in sorted(self.data.rglob('*')) if path.suffix in ('.jpg', '.png'))
         checkpoint = self.trained() if any(self.run.glob('*.pth')) else self.untrained()
-        count, _ = predict(None, checkpoint, [str(picture)], self.folder / 'found', 'cpu')
-        if count != 1:
-            raise ValueError(f'{count} pictures predicted, not 1')
+        _, unreadable = predict(None, checkpoint, [str(picture)], self.folder / 'found', 'cpu')
+        if unreadable:
+            raise ValueError(*unreadable.values())
 
     def browse(self) -> None:
         cfg, data = self.on_data()
