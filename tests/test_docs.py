@@ -1,12 +1,12 @@
 """The documentation: each page's Python runs, in one namespace from top to bottom, on small pictures and weights."""
 
+import re
 from pathlib import Path
 
 import mmseg
 import pytest
 import torch
 from helpers import MINI, ROOT, exports_whole_models
-from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from own_sets import coco
 from PIL import Image
@@ -16,7 +16,7 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from mmsoft.cli import copy_config
-from mmsoft.engine.config import without_pretrained
+from mmsoft.engine.config import load_config, without_pretrained
 from mmsoft.models import FAMILIES, MILAClassifier, SOFTClassifier
 
 pytestmark = pytest.mark.slow
@@ -26,15 +26,13 @@ SEGMENTATION = Path(mmseg.__file__).parent / '.mim' / 'configs'
 
 
 def run_python(example: Example) -> None:
-    """A block that has a ``_base_`` is a config, which is read and whose model is built; others are run."""
-    if 'read_base' in example.parsed:
-        return  # this style is read by tests/engine/test_new_style.py
-    if '_base_' not in example.parsed:
+    """A block that has a base, in either style, is a config, which is read and whose model is built; others are run."""
+    if not {'_base_', 'read_base'} & {*re.findall(r'\w+', example.parsed)}:
         PythonEvaluator()(example)
         return
     file = Path(f'config_{example.line}.py')
     file.write_text(example.parsed.replace('../mmsegmentation/configs', str(SEGMENTATION)))
-    cfg = Config.fromfile(file)
+    cfg = load_config(file)
     init_default_scope(cfg.default_scope)
     without_pretrained(cfg)
     with torch.device('meta'):
@@ -56,6 +54,7 @@ def folder(tmp_path_factory):
     small = dict(newton_iters=2, arch=dict(MINI, depths=(1, 1, 1, 1)))  # docs/deploy.md exports it twice
     small_checkpoint('retinanet', folder, **small)[1].rename(folder / 'epoch_12.pth')
     copy_config('retinanet_soft_pp_tiny_1x_coco', folder)
+    load_config('retinanet_soft_pp_tiny_1x_coco').dump(folder / 'retinanet_base.py')  # as mmsoft config --out
     coco(folder / 'my_set', 6)
     Image.linear_gradient('L').convert('RGB').resize((96, 64)).save(folder / 'street.jpg')
     return folder

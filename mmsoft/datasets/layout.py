@@ -236,6 +236,11 @@ def _check_label_maps(leaf: BaseDataset) -> list[str]:
     labelled = leaf.data_prefix.get('seg_map_path') is not None
     labels = _folder(leaf, 'seg_map_path') if labelled else None
     samples = leaf.load_data_list()
+    if not leaf.metainfo.get('classes'):
+        raise ValueError(
+            f'the {type(leaf).__name__} at {leaf.data_root!r} names no classes, which heads and metrics are compared '
+            'with: name them with metainfo=dict(classes=...) in the data set'
+        )
     if not samples:
         _fail(leaf, f'no file in {images!r} ends in {leaf.img_suffix!r}')
     missing = _missing((sample['img_path'] for sample in samples), images)

@@ -87,8 +87,8 @@ def _texts(part: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_odd(text: str) -> bool:
-    """Whether it has brackets, quotes or assignments, without which Python calls nothing."""
-    return not re.fullmatch(r'[\w ./:,@+~-]*', text)
+    """Whether it has brackets, quotes or assignments, without which Python calls nothing; ``{}`` is a place for a name."""
+    return not re.fullmatch(r'([\w ./:,@+~-]|\{\})*', text)
 
 
 @contextmanager

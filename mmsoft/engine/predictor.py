@@ -21,7 +21,7 @@ from mmsoft.checkpoints import load, load_weights, names_for, read_checkpoint
 from mmsoft.datasets.class_folders import classes_of
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
-from mmsoft.visualization import opencv_name
+from mmsoft.visualization import opencv_name, whole_labels
 from mmsoft.weights.meta import dataset_meta
 
 from .carried import carried_config, registered_names
@@ -61,7 +61,9 @@ def _build(cfg: Config, content: Any, source: str, device: str) -> tuple[nn.Modu
         MODELS.build(model_for(cfg, weights))
     )  # the same in evaluation, and it runs everywhere
     load_weights(model, names_for(model, weights), source=source)
-    return model.to(device).eval(), _meta(cfg, content, model)
+    model.to(device)
+    model.eval()  # which models with a teacher return nothing from
+    return model, _meta(cfg, content, model)
 
 
 def _meta(cfg: Config, content: Any, model: nn.Module) -> dict[str, Any]:
@@ -183,7 +185,10 @@ class Predictor:
     def predict(self, batch: Sequence[dict[str, Any]]) -> list[Any]:
         """The samples of prepared images."""
         with torch.no_grad(), self.guard():
-            return self.model.test_step({key: [data[key] for data in batch] for key in batch[0]})
+            samples = self.model.test_step({key: [data[key] for data in batch] for key in batch[0]})
+        for sample in samples:
+            whole_labels(sample)
+        return samples
 
     def __call__(self, pictures: Any, batch_size: int = 8) -> 'Prediction | list[Prediction]':
         """The prediction for a picture, or those for many.

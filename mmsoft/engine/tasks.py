@@ -172,6 +172,8 @@ def _proposals(model: nn.Module, features: Sequence[Tensor], samples: Sequence[A
     """Learned ones as they are; of an RPN, which runs, as many zeros as it may give."""
     from mmengine.structures import InstanceData
 
+    if not hasattr(model, 'rpn_head'):
+        raise ValueError(f'{type(model).__name__} takes proposals of another model, and nobody says how many')
     if _are_learned(model):
         return model.rpn_head.predict(features, samples)
     if hasattr(model.rpn_head, 'prior_generator'):

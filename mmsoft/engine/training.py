@@ -435,7 +435,8 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 def demo_report(runner: Runner) -> dict[str, Any]:
     """Draw a contact sheet of predictions and the curves of a finished demo; where they are."""
     model = next((hook.average.module for hook in runner.hooks if isinstance(hook, AverageWeights)), None)
-    model = (model or unwrapped(runner.model)).eval()
+    model = model or unwrapped(runner.model)
+    model.eval()
     loader, pictures = runner.val_dataloader, []
     for index in np.linspace(0, len(loader.dataset) - 1, 12).round().astype(int).tolist():
         with torch.no_grad():

@@ -116,7 +116,8 @@ def open_viewer(
     init_default_scope(scope)
     without_pretrained(cfg)
     torch.manual_seed(0)
-    model = revert_sync_batchnorm(MODELS.build(cfg.model)).to(device_of(device)).eval()
+    model = revert_sync_batchnorm(MODELS.build(cfg.model)).to(device_of(device))
+    model.eval()  # which models with a teacher return nothing from
     load, steps = task_of(cfg).steps(cfg)
 
     def prepare(image: np.ndarray, name: str) -> dict:

@@ -5,7 +5,7 @@ from .attention import AttentionMap, attention_maps, attention_rows
 from .claims import injectivity, locality
 from .curves import curve_table, plot_curves, read_scalars
 from .diagnosis import diagnose
-from .drawing import contact_sheet, draw_class, draw_instances, draw_label_map, draw_sample
+from .drawing import contact_sheet, draw_class, draw_instances, draw_label_map, draw_sample, whole_labels
 from .fields import feature_colours, field_sides, pca_colours, receptive_fields, stage_maps
 from .newton import newton_convergence, newton_residuals, spectrum
 from .pictures import DrawnVideo, can_write, opencv_name, write_picture
@@ -37,5 +37,6 @@ __all__ = [
     'receptive_fields',
     'spectrum',
     'stage_maps',
+    'whole_labels',
     'write_picture',
 ]

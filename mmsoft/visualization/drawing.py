@@ -34,10 +34,14 @@ def draw_sample(
 def draw_instances(
     image: np.ndarray, sample: Any, meta: Mapping[str, Any], score_thr: float = 0.3, truth: bool = False
 ) -> np.ndarray:
-    """Boxes and masks, with classes and scores; or the segments of a panoptic model."""
+    """Boxes and masks, with classes and scores; or the segments of a panoptic model.
+
+    Maps of stuff beside boxes, as HTC learns them, are left out: their labels are none of the data set's classes.
+    """
     from mmdet.visualization import DetLocalVisualizer
 
     sample = sample.cpu()
+    whole_labels(sample)
     if 'pred_panoptic_seg' in sample:
         from mmdet.evaluation.functional import INSTANCE_OFFSET
 
@@ -46,10 +50,19 @@ def draw_instances(
         unread = 'pred_instances' if found else 'pred_panoptic_seg'
         if unread in sample:
             delattr(sample, unread)
+    if 'gt_sem_seg' in sample and 'stuff_classes' not in meta:
+        del sample.gt_sem_seg
     if truth and hasattr(sample.gt_instances.get('bboxes'), 'tensor'):
         sample.gt_instances.bboxes = sample.gt_instances.bboxes.tensor
     visualizer = DetLocalVisualizer(name='drawing')  # built directly, it does not become the current one
     return _draw_by(visualizer, image, sample, meta, plain_text, truth, pred_score_thr=score_thr)
+
+
+def whole_labels(sample: Any) -> None:
+    """Let labels of boxes be whole numbers: CrowdDet's are floats, which index no list of names or colours."""
+    found = getattr(sample, 'pred_instances', None)
+    if found is not None and 'labels' in found:
+        found.labels = found.labels.long()
 
 
 def draw_label_map(

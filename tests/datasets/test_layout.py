@@ -146,6 +146,14 @@ def test_remarks_count_what_is_not_trained_on(worlds: Path, tmp_path: Path) -> N
     assert remark.startswith('3 label maps in ')
 
 
+def test_label_maps_without_names_of_classes_are_an_error(worlds: Path) -> None:
+    """No head could be compared with them, and mmseg's metric would fail after the first validation."""
+    dataset = dict(config('ade20k', worlds), type='BaseSegDataset')
+    with pytest.raises(ValueError, match=r'the BaseSegDataset at .* names no classes, .* with metainfo=dict\(classes='):
+        check(dataset, 'mmseg')
+    check(dict(dataset, metainfo=dict(classes=('one', 'two'))), 'mmseg')
+
+
 def test_an_unknown_type_is_named() -> None:
     with pytest.raises(ValueError, match="type 'CoccoDataset' is not registered in 'mmdet'"):
         check(dict(type='CoccoDataset'))

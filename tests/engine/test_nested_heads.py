@@ -148,6 +148,13 @@ COUNTED = {
 }
 
 
+def test_a_model_without_proposals_of_its_own_is_not_counted():
+    cfg = Config.fromfile(ZOO['mmdet'] / 'fast_rcnn/fast-rcnn_r50_fpn_1x_coco.py')
+    cfg.model.backbone, cfg.model.neck.in_channels = BACKBONE, DIMS
+    with pytest.raises(ValueError, match='FastRCNN takes proposals of another model, and nobody says how many'):
+        count_parts(cfg, (64, 96))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', COUNTED)
 def test_heads_that_ask_for_values_or_for_a_loss_are_counted(name):

@@ -119,6 +119,7 @@ HOSTILE = {
     "model = dict(type='evil', _scope_='evil')": 'evil is not in the mmengine::model registry',
     'model = dict(type=\'FCN\', nms=dict(type=\'open("ran", "w")\'))': 'which may run code',
     "model = dict(type='FCN', nms=dict(type='[0 for x.y in z]'))": 'which may run code',
+    "model = dict(type='FCN', nms=dict(type='{0 for x.y in z}'))": 'which may run code',
     "model = dict(type='FCN', teacher_config='evil.py')": "has 'teacher_config', which may run code",
     "model = open('ran', 'w')": 'is not made of plain values alone',
     "default_scope = 'evil'; model = dict(type='FCN')": "has the scope 'evil', none of OpenMMLab's",
@@ -139,6 +140,12 @@ def test_a_hostile_config_is_not_run(text, tmp_path, monkeypatch):
         with registered_names('x.pth'):
             MODELS.build(carried_config(dict(meta=dict(cfg=text)), 'x.pth').model)
     assert not (tmp_path / 'ran').exists()
+
+
+def test_sentences_with_a_place_for_a_name_are_plain():
+    """Of SAN, which asks CLIP for each class."""
+    text = "model = dict(type='FCN', templates=['a photo of a {}.'])\ntest_dataloader = dict(dataset=dict(type='X'))\n"
+    assert carried_config(dict(meta=dict(cfg=text)), 'x.pth').model.templates == ['a photo of a {}.']
 
 
 def test_a_hostile_checkpoint_runs_nothing_else(pictures, tmp_path, monkeypatch):
@@ -180,6 +187,38 @@ def test_results_have_the_ids_of_the_data_set(pictures, tmp_path):
     assert ids['a.png'] > 2800
     predict(cfg, str(path), inputs[:1], tmp_path / 'alone', 'cpu', drawings=False)
     assert {entry['image_id'] for entry in json.loads((tmp_path / 'alone' / 'results.json').read_text())} == {1}
+
+
+def test_a_model_with_a_teacher_predicts_with_its_config(pictures, tmp_path):
+    """Of the zoo's localization distillation, whose config names another one, which a checkpoint alone may not."""
+    zoo = Path(mmdet.__file__).with_name('.mim') / 'configs'
+    cfg = Config.fromfile(zoo / 'ld/ld_r18-gflv1-r101_fpn_1x_coco.py')
+    cfg.model.update(teacher_config=str(zoo / 'gfl/gfl_r50_fpn_1x_coco.py'), teacher_ckpt=None)
+    cfg.model.backbone = dict(type='mmsoft.SOFT', arch=MINI, out_indices=(0, 1, 2, 3))
+    cfg.model.neck.in_channels = list(MINI['dims'])
+    cfg.model.test_cfg.update(score_thr=0.0, max_per_img=5)
+    init_default_scope('mmdet')
+    path = tmp_path / 'ld.pth'
+    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict(), meta=dict(cfg=cfg.pretty_text)), path)
+    assert len(Predictor(path, cfg, device='cpu')(pictures / 'a.png').boxes) == 5
+    with pytest.raises(CheckpointError, match="has 'teacher_config', which may run code: name the config file as well"):
+        Predictor(path, device='cpu')
+
+
+def test_classes_that_a_model_gives_as_floats_have_names(pictures, tmp_path):
+    """CrowdDet's labels are a column of its boxes."""
+    zoo = Path(mmdet.__file__).with_name('.mim') / 'configs'
+    cfg = Config.fromfile(zoo / 'crowddet/crowddet-rcnn_r50_fpn_8xb2-30e_crowdhuman.py')
+    cfg.model.backbone = dict(type='mmsoft.SOFT', arch=MINI, out_indices=(0, 1, 2, 3))
+    cfg.model.neck.in_channels = list(MINI['dims'])
+    cfg.model.test_cfg.rcnn.score_thr = 0.0
+    init_default_scope('mmdet')
+    path = tmp_path / 'crowd.pth'
+    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict(), meta=dict(cfg=cfg.pretty_text)), path)
+    found = Predictor(path, device='cpu')(pictures / 'a.png')
+    assert set(found.names) == {'person'}
+    assert predict(None, str(path), [str(pictures / 'a.png')], tmp_path / 'out', 'cpu', score_thr=0.0) == (1, {})
+    assert {entry['category_id'] for entry in json.loads((tmp_path / 'out' / 'results.json').read_text())} == {1}
 
 
 def test_proposals_are_objects_of_no_class(pictures, tmp_path):

@@ -11,9 +11,9 @@ from torch import nn
 
 from mmsoft.layers import InLineBranch, Mlp, SoftAttention, with_torch_linears
 
-# Both kinds of attention of SOFT, with and without keys of their own; InLine beside shifted windows.
-MODELS = [('soft_pp', {}), ('soft_pp', dict(attn=dict(type='soft', symmetric=False))), ('inline_swin', {})]
-PROJECTIONS = ['q', 'k', 'v', 'kv', 'qkv', 'proj', 'fc1', 'fc2']
+# Both kinds of attention of SOFT, with and without keys of their own; InLine beside windows and stripes; two others.
+FAMILIES = ('soft_pp', 'inline_swin', 'inline_cswin', 'mila', 'ravlt')
+MODELS = [('soft_pp', dict(attn=dict(type='soft', symmetric=False))), *((name, {}) for name in FAMILIES)]
 models = pytest.mark.parametrize(('name', 'options'), MODELS, ids=str)
 
 
@@ -22,9 +22,12 @@ def classifier(name, options):
     return CASES[name].classify(num_classes=5, **options).eval()
 
 
+def linears_of(model):
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != 'head']
+
+
 def with_lora(model, **options):
-    # patch embeddings of Swin are convolutions called proj
-    linears = [n for n, m in model.named_modules() if n.rpartition('.')[2] in PROJECTIONS and isinstance(m, nn.Linear)]
+    linears = linears_of(model)
     torch.manual_seed(1)
     config = peft.LoraConfig(r=3, target_modules=linears, init_lora_weights=False, **options)
     return peft.get_peft_model(model, config), len(linears)
@@ -91,7 +94,7 @@ def test_int8_weights_are_used(name, options):
         for module in copied.modules():  # a weight that is not looked at would change nothing
             if isinstance(module, nn.Linear) and module.out_features != 5:
                 module.weight = nn.Parameter(torch.zeros(module.weight.shape))
-        assert relative_error(copied(x), plain) > 0.1
+        assert relative_error(copied(x), plain) > 5 * error
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -99,14 +102,11 @@ def test_int8_weights_are_used(name, options):
 def test_linear_layers_are_replaced_by_dynamic_int8_ones(name, options):
     x = torch.randn(2, 3, 130, 170)
     model = with_torch_linears(classifier(name, options))
+    linears = [*linears_of(model), 'head']
     with torch.no_grad():
         plain = model(x)
         quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
-        kinds = {
-            type(m).__module__ for n, m in quantized.named_modules() if n.rpartition('.')[2] in (*PROJECTIONS, 'head')
-        }
-        assert {kind for kind in kinds if 'quantized' not in kind} <= {'torch.nn.modules.conv'}
-        assert not any(isinstance(m, nn.Linear) for n, m in quantized.named_modules())
+        assert all('quantized' in type(quantized.get_submodule(linear)).__module__ for linear in linears)
         assert 1e-5 < relative_error(quantized(x), plain) < 0.1
 
 
@@ -114,10 +114,10 @@ def test_linear_layers_are_replaced_by_dynamic_int8_ones(name, options):
 def test_hooks_see_every_projection_once_and_whole(name, options):
     x = torch.randn(2, 3, 130, 170)
     model, seen = classifier(name, options), {}
-    for part, module in model.named_modules():
-        if part.rpartition('.')[2] in PROJECTIONS and isinstance(module, nn.Linear):
-            seen[part] = []
-            module.register_forward_hook(lambda _, inputs, output, part=part: seen[part].append(output.shape))
+    for part in linears_of(model):
+        seen[part] = []
+        hook = lambda _, inputs, output, part=part: seen[part].append(output.shape)  # noqa: E731
+        model.get_submodule(part).register_forward_hook(hook)
     unwatched = classifier(name, options)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
@@ -148,6 +148,21 @@ def test_the_convolution_of_values_may_be_watched_and_replaced():
     handle.remove()
     branch.lepe = nn.Sequential(branch.lepe, nn.Dropout(1.0))
     assert relative_error(branch(maps, tokens), folded) > 1e-2
+
+
+@pytest.mark.parametrize('name', ['inline_cswin', 'mila', 'ravlt'])
+def test_adapters_of_depthwise_convolutions_take_part(name):
+    """peft asks for a rank that the channels divide, and does not merge them."""
+    model, x = classifier(name, {}), torch.randn(1, 3, 96, 64)
+    plain = model(x)
+    ranks = {part: module.groups for part, module in model.named_modules() if part.endswith('lepe')}
+    torch.manual_seed(1)
+    config = peft.LoraConfig(target_modules=list(ranks), rank_pattern=ranks, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config)
+    (adapted(x) - plain.detach()).square().sum().backward()
+    trained = [p.grad for p in adapted.parameters() if p.requires_grad]
+    assert len(trained) == 2 * len(ranks) > 0
+    assert all(gradient.abs().max() > 0 for gradient in trained)
 
 
 def test_an_mlp_takes_another_linear_layer():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -52,6 +53,7 @@ def test_a_method_goes_through_all_tools_and_one_without_such_pictures_says_why(
     assert '| fastscnn | fast_scnn_8xb4-160k_cityscapes-512x1024 | yes | yes | yes | yes | yes |' in table.read_text()
     assert 'mmseg: 1 of 1 do all five (1 train, 1 test, 1 predict, 1 browse, 1 get_flops)' in run.stdout
     assert '--data' in rows['mmdet/bytetrack']['errors']['train']
+    assert rows['mmdet/bytetrack']['get_flops']
     assert 'FileNotFoundError' in rows['mmdet/x/y']['errors']['train']
 
 
@@ -64,6 +66,18 @@ def test_a_method_that_dies_or_hangs_loses_only_itself(zoo, monkeypatch, fate, r
     row = zoo['runs'].run_apart(zoo['configs'].Method('mmdet', 'x', 'x.py'), 0.5, 1)
     assert reason in row['errors']['builds']
     assert not zoo['report'].works(row)
+
+
+def test_a_step_is_tried_unless_what_it_needs_fails(zoo, monkeypatch):
+    """Without data a method still predicts and is counted."""
+    monkeypatch.setattr(socket, 'getaddrinfo', socket.getaddrinfo)  # which is taken away while methods run
+
+    def fail():
+        raise ValueError('no data')
+
+    row = zoo['method'].try_steps(dict(train=fail, test=dict, predict=dict), dict(test='train'))
+    assert (row['train'], row['test'], row['predict']) == (False, False, True)
+    assert row['errors'] == dict(train='ValueError: no data')
 
 
 def test_errors_name_no_folder_of_the_machine(zoo):

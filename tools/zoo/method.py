@@ -60,16 +60,19 @@ def count_operators() -> CountingOperators:
 def check(library: str, config: str) -> dict[str, Any]:
     """What works, the values that another stack must find as well, the operators called, and the errors."""
     operators, trial = count_operators(), Trial(library, config)
-    row = try_steps(dict(zip(STEPS, (trial.build, trial.train, trial.predict), strict=True)))
+    runs = dict(zip(STEPS, (trial.build, trial.train, trial.predict), strict=True))
+    row = try_steps(runs, dict.fromkeys(STEPS[1:], STEPS[0]))
     return row | dict(operators=dict(sorted(operators.calls.items())))
 
 
-def try_steps(runs: Mapping[str, Callable[[], Mapping[str, Any] | None]]) -> dict[str, Any]:
-    """Whether each works, what it gives, and the errors; without the first the others are not tried."""
-    start, first = time.perf_counter(), next(iter(runs))
+def try_steps(runs: Mapping[str, Callable[[], Mapping[str, Any] | None]], needs: Mapping[str, str]) -> dict[str, Any]:
+    """Whether each works, what it gives, and the errors; one that ``needs`` another is not tried where that fails."""
+    start = time.perf_counter()
     socket.getaddrinfo = _no_network
     row: dict[str, Any] = dict.fromkeys(runs, False) | dict(errors={}, tracebacks={}, operators={})
     for step, run in runs.items():
+        if not row.get(needs.get(step), True):
+            continue
         batches.seed(SEED)
         try:
             row.update(run() or {})
@@ -77,8 +80,6 @@ def try_steps(runs: Mapping[str, Callable[[], Mapping[str, Any] | None]]) -> dic
         except (Exception, SystemExit) as error:
             row['errors'][step] = f'{type(error).__name__}: {without_folders(str(error))}'
             row['tracebacks'][step] = traceback.format_exc()
-            if step == first:
-                break
     return row | dict(seconds=round(time.perf_counter() - start, 1))
 
 
