@@ -21,9 +21,10 @@ from yapf.yapflib import yapf_api
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
 from mmsoft.engine.conditions import check_optimizer, check_same, conditions, differences, forgetful
 from mmsoft.engine.resuming import own_files_only
-from mmsoft.engine.runner import FormattedOnce, Runner, latest_checkpoint
+from mmsoft.engine.runner import FormattedOnce, Runner
 from mmsoft.engine.saving import collect_for, parse_interval
 from mmsoft.engine.training import _start_alone
+from mmsoft.weights.sources import latest_checkpoint
 
 
 @pytest.mark.slow
