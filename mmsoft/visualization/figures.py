@@ -17,6 +17,7 @@ from .fields import field_sides
 FORMATS = ('png', 'svg')
 PANEL = 2.3  # inches
 LARGEST = 300  # pixels of a picture's side in a panel
+LETTERS = 16  # of a legend, an inch
 LANDMARK = dict(s=6, c='white', edgecolors='black', linewidths=0.5)
 # Of the diagnosis: quantities of a panel, and whether its axis is logarithmic.
 PANELS = (
@@ -117,7 +118,7 @@ def _heat(panel: Any, row: Panels, found: AttentionMap, weights: np.ndarray) -> 
     limits = dict(vmin=low, vmax=max(high, low + 1e-12))
     heat = panel.imshow(weights, cmap='turbo', alpha=0.6, extent=(0, width, height, 0), **limits)
     panel.set(xlim=(0, row.picture.shape[1]), ylim=(row.picture.shape[0], 0))
-    panel.set_title(f'{short_name(found.layer)}\nweights {low:.2g} to {high:.2g}', fontsize=8)
+    panel.set_title(f'{short_name(found.layer)}\nweights {low:.3g} to {high:.3g}', fontsize=8)
     return heat
 
 
@@ -141,7 +142,8 @@ def newton_figure(found: Mapping[str, Mapping[int, np.ndarray]]) -> Any:
             if stage in of_model:
                 mean, low, high = newton_summary(of_model[stage])
                 (line,) = panel.plot(mean, label=plain_text(title))
-                panel.fill_between(range(len(mean)), low, high, alpha=0.25, color=line.get_color())
+                band = dict(alpha=0.25, color=line.get_color(), label='from the least to the largest picture')
+                panel.fill_between(range(len(mean)), low, high, **band)
         panel.set(title=f'stage {stage}', xlabel='Newton steps', ylim=(0, None))
         panel.grid(alpha=0.3)
     axes[0, 0].set_ylabel('error of the inverse X, |A X A - A| / |A|', fontsize=8)
@@ -162,7 +164,7 @@ def spectrum_figure(values: Mapping[str, np.ndarray], rows: Sequence[Mapping[str
     for layer in layers:
         eigenvalues = values[layer].mean(0)
         axes[0, 0].plot(eigenvalues.clip(1e-12), marker='.', markersize=3, label=short_name(layer))
-    axes[0, 0].set(title='eigenvalues of A, mean over heads', xlabel='number, largest first', yscale='log')
+    axes[0, 0].set(title='eigenvalues of A,\nmean over heads', xlabel='number, largest first', yscale='log')
     axes[0, 0].legend(fontsize=7)
     styles = dict(exact=('C0', '-'), exact_normalized=('C1', '-'), soft=('C0', '--'), soft_pp=('C1', '--'))
     names = dict(exact='A⁺', exact_normalized='D^-½ A⁺ D^-½')
@@ -173,7 +175,7 @@ def spectrum_figure(values: Mapping[str, np.ndarray], rows: Sequence[Mapping[str
             of_count = [[r[key] for r in rows if r['layer'] == layer and r['landmarks'] == m] for m in counts]
             means = [float(np.mean(norms)) for norms in of_count]
             panel.plot(counts, means, dashes, color=colour, marker='.', label=names[key])
-        panel.set(title=f'norm, {short_name(layer)}', xlabel='number of landmarks', yscale='log')
+        panel.set(title=f'norm of the inverse,\n{short_name(layer)}', xlabel='number of landmarks', yscale='log')
     axes[0, -1].legend(fontsize=7)
     for panel in axes[0]:
         panel.grid(alpha=0.3)
@@ -191,7 +193,8 @@ def field_figure(found: Mapping[str, Mapping[int, np.ndarray]]) -> Any:
             panel.imshow(np.sqrt(field / field.max()), cmap='magma')
             half = field_sides(field, (0.5,))[0.5]
             panel.set_title(
-                f'{_wrapped(title)}\nstage {stage}: half of it lies\nwithin {half:.0%} of the side', fontsize=7
+                f'{_wrapped(title)}\nstage {stage}: half of the\ngradient lies within {half:.0%} of the side',
+                fontsize=7,
             )
     return figure
 
@@ -221,13 +224,17 @@ def injectivity_figure(found: Mapping[str, Mapping[str, Any]]) -> Any:
         left.plot(model['factors'], 100 * np.mean(model['scaled'], 0), marker='o', **style)
         confusions = sorted(model['confusions'], reverse=True)
         right.step(range(1, len(confusions) + 1), confusions, where='mid', **style)
-    left.set(xlabel='query multiplied by', ylabel='change of its weights, % of their deviation', xscale='log')
+    left.set(
+        xlabel='query multiplied by',
+        ylabel='change of its weights,\n% of what sets them apart from equal ones',
+        xscale='log',
+    )
     left.set_xticks(factors := model['factors'], [f'{factor:g}' for factor in factors])
     left.minorticks_off()
-    right.set(xlabel='picture, most confused first', ylabel='pairs of queries with the same weights')
+    right.set(xlabel='picture, most confused first', ylabel='pairs of queries\nwith the same weights')
     right.xaxis.get_major_locator().set_params(integer=True)
     right.set_yscale('symlog', linthresh=1)
-    right.set_ylim(bottom=-0.1)
+    right.set_ylim(-0.1, max(1.0, right.get_ylim()[1]))
     _lines_below(figure, axes[0])
     return figure
 
@@ -245,7 +252,7 @@ def locality_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
             axes[0, 0].plot(
                 range(1, len(rows) + 1), shares, dashes, marker='.', color=f'C{number}', label=plain_text(title) + note
             )
-    axes[0, 0].set(xlabel='layer', ylabel='weight in the 3 x 3 around the query, %', ylim=(0, 100))
+    axes[0, 0].set(xlabel='layer', ylabel='weight in the 3 x 3\naround the query, %', ylim=(0, 100))
     _lines_below(figure, axes[0])
     return figure
 
@@ -278,4 +285,6 @@ def diagnosis_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 def _lines_below(figure: Any, axes: Sequence[Any]) -> None:
     for panel in axes:
         panel.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3, fontsize=8)
+    lines, labels = axes[0].get_legend_handles_labels()
+    columns = int(figure.get_figwidth() * LETTERS / (max(map(len, labels)) + 8))  # the line before a label counts
+    figure.legend(lines, labels, loc='outside lower center', ncols=min(max(columns, 1), 3), fontsize=8)
