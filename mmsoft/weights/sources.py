@@ -83,7 +83,7 @@ def latest_checkpoint(work_dir: str | Path) -> Path | None:
         if path.is_file():
             found.append(path)
         elif not found:
-            raise CheckpointError(f'{str(note)!r} names {str(path)!r}, which is gone: give a checkpoint to --resume')
+            raise CheckpointError(f'{str(note)!r} names {str(path)!r}, which is gone: give a checkpoint by its name')
     numbers = {path: [int(number) for number in re.findall(r'\d+', path.stem)[-1:]] for path in found}
     return max(found, key=lambda path: (path.stat().st_mtime_ns, numbers[path]), default=None)
 
