@@ -23,7 +23,7 @@ from mmsoft.exporting.parity import TOLERANCES
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', nargs='?', help='by default the one that the checkpoint carries')
-    parser.add_argument('checkpoint', help='.pth or .safetensors')
+    parser.add_argument('checkpoint', help='.pth, .safetensors, or the folder of a run for its last one')
     parser.add_argument('--out', required=True, metavar='FILE', help='.onnx or .pt2')
     parser.add_argument('--precision', choices=TOLERANCES, default='fp32')
     parser.add_argument('--images', metavar='FOLDER', help='of --precision int8: pictures on which it measures ranges')

@@ -20,7 +20,9 @@ from mmsoft.files import shown
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', nargs='?', help='by default the one that the checkpoint carries')
-    parser.add_argument('checkpoint', help='.pth, .safetensors, or .onnx of mmsoft export')
+    parser.add_argument(
+        'checkpoint', help='.pth, .safetensors, the folder of a run for its last one, or .onnx of mmsoft export'
+    )
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or quoted glob pattern')
     parser.add_argument('--out-dir', required=True, metavar='FOLDER')
     parser.add_argument('--device', default='auto', help='auto (default), cpu or cuda:0')

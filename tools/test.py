@@ -24,7 +24,7 @@ from mmsoft.engine.training import evaluate, run_folder
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help=CONFIG_HELP)
-    parser.add_argument('checkpoint', help='.pth or .safetensors')
+    parser.add_argument('checkpoint', help='.pth, .safetensors, or the folder of a run for its last one')
     parser.add_argument(
         '--work-dir',
         help='logs and metrics.json; by default beside the checkpoint if a run wrote it there, else work_dirs/<config>',

@@ -26,6 +26,8 @@ from mmsoft.engine.own_data import check_options as check_own_data
 from mmsoft.engine.telling import next_steps
 from mmsoft.engine.training import demo_report, train
 
+LENGTH = {'train_cfg', 'param_scheduler'}  # options that --data leaves as they are given
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -62,7 +64,9 @@ def parse() -> argparse.Namespace:
         '--no-pretrained', action='store_true', help='start at random instead of from pretrained weights'
     )
     parser.add_argument(
-        '--fine-tune', metavar='CHECKPOINT', help='start from it; layers of classes are new where these differ'
+        '--fine-tune',
+        metavar='CHECKPOINT',
+        help='start from it, or from the last one of a run; layers of classes are new where these differ',
     )
     parser.add_argument(
         '--linear-probe', metavar='CHECKPOINT', help="train a classifier's new head only, on features of it"
@@ -116,6 +120,7 @@ def main() -> None:
             data=args.data,
             epochs=args.epochs,
             batch=args.batch,
+            keep_length=bool(LENGTH & {key.split('.')[0] for key in args.cfg_options or {}}),
         )
     except Preempted as stop:
         print(f'{stop}; go on with --resume', file=sys.stderr)

@@ -18,6 +18,7 @@ from mmsoft.datasets.own.writing import put
 from mmsoft.files import shown
 from mmsoft.visualization import contact_sheet
 from mmsoft.weights.meta import dataset_meta
+from mmsoft.weights.sources import of_run
 
 from .browse import drawn_samples
 from .heads import misfits, set_counts
@@ -115,7 +116,7 @@ def _make(
     name = f'{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:6]}'
     folder, classes = work_dir / 'data' / name, checkpoint and _carried_classes(checkpoint, trust)
     if whole is None:
-        whole = checkpoint is not None and not Path(checkpoint).with_name('data').joinpath(name).is_dir()
+        whole = checkpoint is not None and not Path(of_run(checkpoint)).with_name('data').joinpath(name).is_dir()
     found = look(root, task.name, skip=[work_dir], classes=classes or None, whole=whole)
     write(found, folder, task.name)
     found.palette = found.palette or colours(len(found.classes))

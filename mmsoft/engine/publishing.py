@@ -16,7 +16,7 @@ from mmsoft.checkpoints.converting import PARTS, select_part, verify
 from mmsoft.files import is_file_name, json_plain
 from mmsoft.models.family import our_family
 from mmsoft.weights.fitting import take_prefix
-from mmsoft.weights.sources import HASH_LENGTH, is_remote, sha256_of
+from mmsoft.weights.sources import HASH_LENGTH, is_remote, of_run, sha256_of
 from mmsoft.weights.writing import WRITTEN, to_bytes, write
 
 from .carried import evaluate_config
@@ -48,6 +48,7 @@ def publish(
     the metadata the last component stays; the work directory and what was loaded or resumed go.
     Equal content gives equal files and names.
     """
+    source = of_run(source)
     checkpoint = read_checkpoint(source, trust)
     weights = _select(load(checkpoint), part, str(source))
     found = checkpoint.get('meta')

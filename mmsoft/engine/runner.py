@@ -28,6 +28,7 @@ import mmsoft
 from mmsoft.checkpoints import EMA_KEY, CheckpointError, load_weights, names_for, read_checkpoint, read_state_dict
 from mmsoft.registry import OPTIM_WRAPPERS
 from mmsoft.weights.meta import known_meta
+from mmsoft.weights.sources import NOTE
 
 from .conditions import as_configured, check_optimizer, check_same, forgetful, listed, settings_of
 from .files import read_without_code
@@ -37,7 +38,6 @@ from .preemption import protect
 from .resuming import average_of_mmengine, own_files_only, take_gradients, take_own_buffers
 
 PARTIAL = '.part'  # a checkpoint while it is being written
-NOTE = 'last_checkpoint'  # of MMEngine, beside the checkpoints of a run
 
 
 class FormattedOnce(Config):
@@ -304,24 +304,6 @@ def _check_resumable(checkpoint: dict) -> None:
     keys = hub['resumed_keys'].items()
     hub['resumed_keys'] = {key: value for key, value in keys if key not in hub['log_scalars'] and type(value) is bool}
     hub['log_scalars'] = {}
-
-
-def latest_checkpoint(work_dir: str | Path) -> Path | None:
-    """The last checkpoint of a work directory; being there under its own name, it is whole.
-
-    The newest of ``epoch_*.pth``, ``iter_*.pth`` and the one that MMEngine took down, which may have a name or a folder
-    of one's own choice.
-    """
-    found = [path for path in Path(work_dir).glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+\.pth', path.name)]
-    note = Path(work_dir, NOTE)
-    if note.is_file() and note.read_text().strip():
-        path = Path(note.read_text().strip())
-        if path.is_file():
-            found.append(path)
-        elif not found:
-            raise CheckpointError(f'{str(note)!r} names {str(path)!r}, which is gone: give a checkpoint to --resume')
-    numbers = {path: [int(number) for number in re.findall(r'\d+', path.stem)[-1:]] for path in found}
-    return max(found, key=lambda path: (path.stat().st_mtime_ns, numbers[path]), default=None)
 
 
 def was_trained_in(work_dir: str | Path) -> bool:

@@ -15,6 +15,11 @@ from .parts import kind_of
 
 SHARE = 10  # of a run, one part in so many is warm-up if that of the config is longer than the run
 SHORTEST = 2  # MMEngine's LinearLR never comes to its end in fewer
+# A run on data of one's own, whose length a config for another data set cannot tell.
+LEAST_ITERATIONS = 1000  # in which a model learns a few pictures, from a random start as well
+MOST_EPOCHS = 150  # of runs that count iterations: the 160,000 for ADE20K are 127
+LEAST_BETWEEN = 100  # iterations from one validation, and one checkpoint, to the next
+KEPT = 3  # checkpoints, unless the config says otherwise
 NEAR = 0.99  # of its lr
 
 
@@ -37,11 +42,65 @@ def fit_warmup(schedule: Sequence[Mapping[str, Any]], loop: BaseLoop) -> list[di
             logger='current',
             level=logging.WARNING,
         )
-        for follower in fitting:
-            if follower.get('begin') == end and follower.get('by_epoch', True) == part.get('by_epoch', True):
-                follower['begin'] = new
-        fitting[number]['end'] = new
+        _end_warmup(fitting, number, new)
     return [part for part in fitting if part.get('begin', 0) < part.get('end', math.inf)]
+
+
+def _end_warmup(parts: Sequence[dict[str, Any]], number: int, new: int) -> None:
+    """Sooner, and so begins what follows it."""
+    warmup = parts[number]
+    for part in parts:
+        if part.get('begin') == warmup['end'] and part.get('by_epoch', True) == warmup.get('by_epoch', True):
+            part['begin'] = new
+    warmup['end'] = new
+
+
+def fit_length(cfg: Config, epoch_length: int) -> None:
+    """A run on data of one's own: as many epochs as the config's, within LEAST_ITERATIONS and MOST_EPOCHS."""
+    loop = cfg.train_cfg
+    counts_iterations = 'max_iters' in loop
+    written = loop.max_iters if counts_iterations else loop.max_epochs * epoch_length
+    most = MOST_EPOCHS * epoch_length if counts_iterations else written
+    wanted = max(LEAST_ITERATIONS, min(written, most))
+    if wanted == written:
+        return
+    between = math.ceil(LEAST_BETWEEN / epoch_length)
+    epochs = between * math.ceil(wanted / epoch_length / between)  # the last one is validated
+    set_length(cfg, epochs, lambda: epoch_length)
+    for node, name in _intervals(cfg):
+        step = between * (epoch_length if counts_iterations else 1)
+        node[name] = step * max(1, round(node[name] / step))
+    print_log(
+        f'this run takes {epochs} epochs of {epoch_length} iterations, which fits the pictures of --data; the '
+        f'{written} iterations of the config are for another data set; --epochs says otherwise',
+        logger='current',
+    )
+
+
+def space_out(cfg: Config, epoch_length: int) -> None:
+    """Of short epochs, several pass from one validation and one checkpoint to the next; few checkpoints are kept.
+
+    A warm-up takes a tenth of the run at most.
+    """
+    loop, between = cfg.train_cfg, math.ceil(LEAST_BETWEEN / epoch_length)
+    unit = epoch_length if 'max_iters' in loop else 1  # an epoch, in what the loop counts
+    epochs = (loop.max_iters if 'max_iters' in loop else loop.max_epochs) // unit
+    for node, name in _intervals(cfg):
+        if 0 < node[name] < between * unit:
+            node[name] = unit * next((n for n in range(between, epochs) if epochs % n == 0), max(1, epochs))
+    cfg.get('default_hooks', {}).get('checkpoint', {}).setdefault('max_keep_ckpts', KEPT)
+    parts = cfg.get('param_scheduler') or []
+    parts = [parts] if isinstance(parts, Mapping) else parts
+    for number, part in enumerate(parts):
+        longest = epochs * (1 if part.get('by_epoch', True) else epoch_length) // SHARE
+        if _is_warmup(part) and part.get('end', math.inf) > longest >= SHORTEST:
+            _end_warmup(parts, number, longest)
+
+
+def _intervals(cfg: Config) -> list[tuple[dict[str, Any], str]]:
+    """Where the config has those of validations and of checkpoints, in what the loop counts."""
+    places = (cfg.train_cfg, 'val_interval'), (cfg.get('default_hooks', {}).get('checkpoint', {}), 'interval')
+    return [(node, name) for node, name in places if name in node]
 
 
 def set_length(cfg: Config, epochs: int, epoch_length: Callable[[], int]) -> None:
@@ -57,9 +116,8 @@ def set_length(cfg: Config, epochs: int, epoch_length: Callable[[], int]) -> Non
     for part in parts:
         same_unit = [other for other in parts if other.get('by_epoch', True) == part.get('by_epoch', True)]
         _stretch(part, factor, max((other.get('end', 0) for other in same_unit if _is_warmup(other)), default=0))
-    for node, name in ((loop, 'val_interval'), (cfg.get('default_hooks', {}).get('checkpoint', {}), 'interval')):
-        if name in node:
-            node[name] = min(node[name], max(1, round(node[name] * factor)))
+    for node, name in _intervals(cfg):
+        node[name] = min(node[name], max(1, round(node[name] * factor)))
     for hook in cfg.get('custom_hooks') or ():
         if 'switch_epoch' in hook:
             hook.switch_epoch = round(hook.switch_epoch * factor)

@@ -10,8 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from mmsoft.registry import HOOKS
-
-from .runner import latest_checkpoint
+from mmsoft.weights.sources import latest_checkpoint
 
 FIRST, TIMED = 2, 4  # iterations that are slower than others, and those whose mean is taken
 

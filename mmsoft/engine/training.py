@@ -27,7 +27,7 @@ from mmsoft.checkpoints import load, read_checkpoint
 from mmsoft.files import json_name, json_plain, json_text
 from mmsoft.versions import REQUIREMENTS, require
 from mmsoft.visualization import contact_sheet, plot_curves
-from mmsoft.weights.sources import locate, sha256_of
+from mmsoft.weights.sources import latest_checkpoint, locate, of_run, sha256_of
 
 from . import demo as demo_world
 from .by_class import keep_classes
@@ -56,8 +56,8 @@ from .own_data import keep_run, use_own_data
 from .parts import kind_of
 from .results import dump_whole, write_whole
 from .resuming import unwrapped
-from .runner import PARTIAL, Runner, latest_checkpoint, was_trained_in
-from .schedules import set_length
+from .runner import PARTIAL, Runner, was_trained_in
+from .schedules import fit_length, set_length, space_out
 from .tasks import CLASSIFICATION, has_regions, task_of
 from .watching import check_equal, in_company
 
@@ -86,6 +86,7 @@ def train(
     data: str | None = None,
     epochs: int | None = None,
     batch: int | None = None,
+    keep_length: bool = False,
 ) -> Runner:
     """Train as the config says; the Runner that did it. ``resume`` is a checkpoint, or 'auto' for the last one here.
 
@@ -95,7 +96,7 @@ def train(
     ``linear_probe`` one from which a classifier starts, whose head alone learns. Heads follow the classes of the data.
     ``img_size`` is another size of the pictures, (height, width) or one for both, ``epochs`` another length of the
     run, ``batch`` other images of an iteration, in all processes together. ``data`` is a folder of one's own, in any of
-    the formats of docs/own_data.md.
+    the formats of docs/own_data.md; the length of the run follows it, unless ``epochs`` or ``keep_length`` are given.
     """
     _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
     cfg.resume_anyway, cfg.save_every = resume_anyway, save_every
@@ -109,7 +110,7 @@ def train(
         if layer_decay is not None:
             use_layer_decay(cfg.optim_wrapper, layer_decay)
         options = (amp, auto_scale_lr, pretrained, demo, seed, fine_tune, linear_probe, img_size, save_every)
-        check_equal(dict(conditions(cfg), options=(*options, epochs, batch), resume=source))
+        check_equal(dict(conditions(cfg), options=(*options, epochs, batch, keep_length), resume=source))
         randomness = dict(cfg.get('randomness') or {})
         cfg.randomness = dict(randomness, seed=randomness.get('seed') or 0 if seed is None else seed)
         if img_size is not None:
@@ -118,6 +119,10 @@ def train(
             _set_batch(cfg, batch, auto_scale_lr)
         if epochs is not None:
             _set_epochs(cfg, epochs)
+        elif data and not keep_length:
+            fit_length(cfg, _epoch_length(cfg))
+        if data and not keep_length:
+            space_out(cfg, _epoch_length(cfg))
         if fine_tune or linear_probe:
             _start_anew(cfg, fine_tune, linear_probe, pretrained)
         _resume_from(cfg, resume, source)
@@ -170,13 +175,15 @@ def _set_batch(cfg: Config, batch: int, auto_scale_lr: bool) -> None:
 def _set_epochs(cfg: Config, epochs: int) -> None:
     if epochs < 1:
         raise ValueError(f'--epochs must be 1 or more; got {epochs}')
+    set_length(cfg, epochs, lambda: _epoch_length(cfg))
 
-    def epoch_length() -> int:
-        _report_data(cfg, 'train', classes=False)
-        samples = len(DATASETS.build(copy.deepcopy(cfg.train_dataloader.dataset)))
-        return max(1, math.ceil(samples / (cfg.train_dataloader.batch_size * get_world_size())))
 
-    set_length(cfg, epochs, epoch_length)
+def _epoch_length(cfg: Config) -> int:
+    """Iterations of an epoch."""
+    _report_data(cfg, 'train', classes=False)
+    samples = len(DATASETS.build(copy.deepcopy(cfg.train_dataloader.dataset)))
+    batches = samples / (cfg.train_dataloader.batch_size * get_world_size())
+    return max(1, math.floor(batches) if cfg.train_dataloader.get('drop_last') else math.ceil(batches))
 
 
 def _start_anew(cfg: Config, fine_tune: str | None, linear_probe: str | None, pretrained: bool) -> None:
@@ -259,8 +266,8 @@ def evaluate(
 
 def run_folder(checkpoint: str) -> str | None:
     """The work directory of the run that wrote a checkpoint, if it lies there."""
-    folder = Path(checkpoint).parent
-    return str(folder) if Path(checkpoint).is_file() and was_trained_in(folder) else None
+    folder = Path(of_run(checkpoint)).parent
+    return str(folder) if Path(checkpoint).exists() and was_trained_in(folder) else None
 
 
 def _test_at(runner: EvaluationRunner, size: int) -> dict[str, float]:

@@ -218,7 +218,7 @@ def show_attention(
             for index, query in enumerate(queries):
                 maps = [m for m in found if m.query == tuple(query)]
                 rows.append(
-                    figures.Panels(f'{viewer.title}\n{query[0]:g} {query[1]:g}', seen.picture, seen.sides, maps)
+                    figures.Panels(f'{viewer.title}\nquery {query[0]:g} {query[1]:g}', seen.picture, seen.sides, maps)
                 )
                 arrays |= {f'model{number}/query{index + 1}/{m.layer}': m.weights for m in maps}
             arrays |= {f'model{number}/landmarks/{m.layer}': m.landmarks for m in found if len(m.landmarks)}

@@ -17,6 +17,8 @@ from .fields import field_sides
 FORMATS = ('png', 'svg')
 PANEL = 2.3  # inches
 LARGEST = 300  # pixels of a picture's side in a panel
+LETTERS = 16  # of a legend, an inch
+LANDMARK = dict(s=6, c='white', edgecolors='black', linewidths=0.5)
 # Of the diagnosis: quantities of a panel, and whether its axis is logarithmic.
 PANELS = (
     (('residual', 'attention', 'local', 'added', 'mlp'), 'root mean square', True),
@@ -63,21 +65,26 @@ def save_figure(figure: Any, out: str | Path, dpi: int = 100) -> list[Path]:
 def attention_figure(rows: Sequence[Panels], head: int | None = None, landmarks: bool = True) -> Any:
     """A row of panels each: the picture with its query, then a map a layer, each scaled from its least to its most.
 
-    Of one ``head``, from 1, or the mean of all. Points are landmarks, the cross is the query.
+    Of one ``head``, from 1, or the mean of all. A line below tells what colours, points and the cross mean.
     """
     columns = 1 + max(len(row.maps) for row in rows)
     height, width = rows[0].picture.shape[:2]
     figure, axes = _figure(len(rows), columns, (PANEL * min(max(width / height, 0.6), 1.8), PANEL + 0.3))
+    marks, heat = {}, None
     for row, panels in zip(rows, axes, strict=True):
         for panel in panels:
             panel.set_axis_off()
-        _picture(panels[0], row)
+        marks['query'] = _picture(panels[0], row)
         panels[0].set_title(_wrapped(row.title), fontsize=7)
         for found, panel in zip(row.maps, panels[1:], strict=False):
             _picture(panel, row, grey=True)
-            _heat(panel, row, found, found.head(head))
-            if landmarks:
-                panel.scatter(*_points(row, found.landmarks), s=3, c='white', edgecolors='black', linewidths=0.3)
+            heat = _heat(panel, row, found, found.head(head))
+            if landmarks and len(found.landmarks):
+                points = panel.scatter(*_points(row, found.landmarks), label='landmark', **LANDMARK)
+                marks['landmark'] = points
+    figure.legend(handles=list(marks.values()), loc='outside lower left', ncols=2, fontsize=8, frameon=False)
+    colours = figure.colorbar(heat, ax=axes, location='bottom', shrink=0.5, aspect=60, pad=0.02, ticks=heat.get_clim())
+    colours.ax.set_xticklabels(['least weight of a map', 'largest'], fontsize=8)
     return figure
 
 
@@ -85,15 +92,18 @@ def _wrapped(title: str, width: int = 30) -> str:
     return '\n'.join(plain_text(line) for part in title.split('\n') for line in textwrap.wrap(part, width))
 
 
-def _picture(panel: Any, row: Panels, grey: bool = False) -> None:
+def _picture(panel: Any, row: Panels, grey: bool = False) -> Any:
+    """The picture, and the cross of its query, which is given back."""
     height, width = row.picture.shape[:2]
     picture = cv2.resize(row.picture, _fitting(width, height), interpolation=cv2.INTER_AREA)
     if grey:
         picture = picture.mean(-1)
     panel.imshow(picture, extent=(0, width, height, 0), cmap='gray', vmin=0, vmax=255)
     x, y = row.maps[0].query
-    panel.plot([x * width], [y * height], '+', color='red', markersize=9, markeredgewidth=1.5)
+    style = dict(color='red', markersize=9, markeredgewidth=1.5, linestyle='none', label='query')
+    (cross,) = panel.plot([x * width], [y * height], '+', **style)
     panel.set(xlim=(0, width), ylim=(height, 0))
+    return cross
 
 
 def _fitting(width: int, height: int) -> tuple[int, int]:
@@ -102,12 +112,14 @@ def _fitting(width: int, height: int) -> tuple[int, int]:
     return max(1, round(width * ratio)), max(1, round(height * ratio))
 
 
-def _heat(panel: Any, row: Panels, found: AttentionMap, weights: np.ndarray) -> None:
+def _heat(panel: Any, row: Panels, found: AttentionMap, weights: np.ndarray) -> Any:
     height, width = row.sides
     low, high = float(weights.min()), float(weights.max())
-    panel.imshow(weights, cmap='turbo', alpha=0.6, extent=(0, width, height, 0), vmin=low, vmax=max(high, low + 1e-12))
+    limits = dict(vmin=low, vmax=max(high, low + 1e-12))
+    heat = panel.imshow(weights, cmap='turbo', alpha=0.6, extent=(0, width, height, 0), **limits)
     panel.set(xlim=(0, row.picture.shape[1]), ylim=(row.picture.shape[0], 0))
-    panel.set_title(f'{short_name(found.layer)}: {low:.2g} to {high:.2g}', fontsize=8)
+    panel.set_title(f'{short_name(found.layer)}\nweights {low:.3g} to {high:.3g}', fontsize=8)
+    return heat
 
 
 def _points(row: Panels, points: np.ndarray) -> np.ndarray:
@@ -130,10 +142,11 @@ def newton_figure(found: Mapping[str, Mapping[int, np.ndarray]]) -> Any:
             if stage in of_model:
                 mean, low, high = newton_summary(of_model[stage])
                 (line,) = panel.plot(mean, label=plain_text(title))
-                panel.fill_between(range(len(mean)), low, high, alpha=0.25, color=line.get_color())
-        panel.set(title=f'stage {stage}', xlabel='iterations', ylim=(0, None))
+                band = dict(alpha=0.25, color=line.get_color(), label='from the least to the largest picture')
+                panel.fill_between(range(len(mean)), low, high, **band)
+        panel.set(title=f'stage {stage}', xlabel='Newton steps', ylim=(0, None))
         panel.grid(alpha=0.3)
-    axes[0, 0].set_ylabel('|A X A - A| / |A|')
+    axes[0, 0].set_ylabel('error of the inverse X, |A X A - A| / |A|', fontsize=8)
     axes[0, 0].legend(fontsize=7)
     return figure
 
@@ -151,17 +164,18 @@ def spectrum_figure(values: Mapping[str, np.ndarray], rows: Sequence[Mapping[str
     for layer in layers:
         eigenvalues = values[layer].mean(0)
         axes[0, 0].plot(eigenvalues.clip(1e-12), marker='.', markersize=3, label=short_name(layer))
-    axes[0, 0].set(title='eigenvalues of A, mean over heads', xlabel='index', yscale='log')
+    axes[0, 0].set(title='eigenvalues of A,\nmean over heads', xlabel='number, largest first', yscale='log')
     axes[0, 0].legend(fontsize=7)
     styles = dict(exact=('C0', '-'), exact_normalized=('C1', '-'), soft=('C0', '--'), soft_pp=('C1', '--'))
-    names = dict(exact='A⁺', exact_normalized='D^-½ A⁺ D^-½', soft="SOFT's iteration", soft_pp="SOFT++'s iteration")
+    names = dict(exact='A⁺', exact_normalized='D^-½ A⁺ D^-½')
+    names |= dict(soft="A⁺ as SOFT's steps reach it", soft_pp="D^-½ A⁺ D^-½ as SOFT++'s steps do")
     for layer, panel in zip(layers, axes[0, 1:], strict=True):
         counts = sorted({row['landmarks'] for row in rows if row['layer'] == layer})
         for key, (colour, dashes) in styles.items():
             of_count = [[r[key] for r in rows if r['layer'] == layer and r['landmarks'] == m] for m in counts]
             means = [float(np.mean(norms)) for norms in of_count]
             panel.plot(counts, means, dashes, color=colour, marker='.', label=names[key])
-        panel.set(title=f'norms, {short_name(layer)}', xlabel='landmarks', yscale='log')
+        panel.set(title=f'norm of the inverse,\n{short_name(layer)}', xlabel='number of landmarks', yscale='log')
     axes[0, -1].legend(fontsize=7)
     for panel in axes[0]:
         panel.grid(alpha=0.3)
@@ -178,7 +192,10 @@ def field_figure(found: Mapping[str, Mapping[int, np.ndarray]]) -> Any:
         for (stage, field), panel in zip(fields.items(), panels, strict=False):
             panel.imshow(np.sqrt(field / field.max()), cmap='magma')
             half = field_sides(field, (0.5,))[0.5]
-            panel.set_title(f'{_wrapped(title)}\nstage {stage}, half in {half:.2f} of the side', fontsize=7)
+            panel.set_title(
+                f'{_wrapped(title)}\nstage {stage}: half of the\ngradient lies within {half:.0%} of the side',
+                fontsize=7,
+            )
     return figure
 
 
@@ -207,13 +224,17 @@ def injectivity_figure(found: Mapping[str, Mapping[str, Any]]) -> Any:
         left.plot(model['factors'], 100 * np.mean(model['scaled'], 0), marker='o', **style)
         confusions = sorted(model['confusions'], reverse=True)
         right.step(range(1, len(confusions) + 1), confusions, where='mid', **style)
-    left.set(xlabel='query times', ylabel='weights move by, % of deviation', xscale='log')
+    left.set(
+        xlabel='query multiplied by',
+        ylabel='change of its weights,\n% of what sets them apart from equal ones',
+        xscale='log',
+    )
     left.set_xticks(factors := model['factors'], [f'{factor:g}' for factor in factors])
     left.minorticks_off()
-    right.set(xlabel='pictures, most confused first', ylabel='confused pairs of queries')
+    right.set(xlabel='picture, most confused first', ylabel='pairs of queries\nwith the same weights')
     right.xaxis.get_major_locator().set_params(integer=True)
     right.set_yscale('symlog', linthresh=1)
-    right.set_ylim(bottom=-0.1)
+    right.set_ylim(-0.1, max(1.0, right.get_ylim()[1]))
     _lines_below(figure, axes[0])
     return figure
 
@@ -222,12 +243,16 @@ def locality_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
     """By layer, the share of weight in the 3 x 3 neighbourhood: with the local term, without it, of equal weights."""
     figure, axes = _figure(1, 1, (6.0, 3.4))
     for number, (title, rows) in enumerate(found.items()):
-        for key, dashes, note in (('near', '-', ''), ('alone', '--', ', no local term'), ('uniform', ':', ', uniform')):
+        for key, dashes, note in (
+            ('near', '-', ''),
+            ('alone', '--', ', no local term'),
+            ('uniform', ':', ', if all weights were equal'),
+        ):
             shares = [100 * row[key] for row in rows]
             axes[0, 0].plot(
                 range(1, len(rows) + 1), shares, dashes, marker='.', color=f'C{number}', label=plain_text(title) + note
             )
-    axes[0, 0].set(xlabel='layer', ylabel='weight in 3 x 3, %', ylim=(0, 100))
+    axes[0, 0].set(xlabel='layer', ylabel='weight in the 3 x 3\naround the query, %', ylim=(0, 100))
     _lines_below(figure, axes[0])
     return figure
 
@@ -260,4 +285,6 @@ def diagnosis_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 def _lines_below(figure: Any, axes: Sequence[Any]) -> None:
     for panel in axes:
         panel.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3, fontsize=8)
+    lines, labels = axes[0].get_legend_handles_labels()
+    columns = int(figure.get_figwidth() * LETTERS / (max(map(len, labels)) + 8))  # the line before a label counts
+    figure.legend(lines, labels, loc='outside lower center', ncols=min(max(columns, 1), 3), fontsize=8)

@@ -21,6 +21,7 @@ SUFFIXES = ('.pth', '.pt', '.bin', '.ckpt', '.tar', '.pkl', '.safetensors')
 HASH_LENGTH = 8  # of the hexadecimal digits of a sha256, the part that a file's name shows
 _HUB_ID = re.compile(r'([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/(.+))?')
 _PATIENCE = 60  # seconds for an answer
+NOTE = 'last_checkpoint'  # of MMEngine, beside the checkpoints of a run
 LARGEST = 16 << 30  # bytes of a download: training checkpoints of the largest detectors have fewer
 LEAST_SPEED = 10_000  # bytes a second, less than which is given up after _PATIENCE
 _CHUNK = 1 << 20
@@ -43,9 +44,9 @@ def where_published(*names: str) -> str:
 def locate(source: str | Path) -> Path:
     """The local file that a source means, downloaded once if need be.
 
-    A source is a path, an http(s) address, or a hub id: ``hf-hub:owner/repo``,
-    ``hf-hub:owner/repo/file.safetensors``, or ``owner/repo`` where that is no local path. A name that
-    ends in ``-<first digits of the sha256>`` is checked against the content.
+    A source is a path, the work directory of a run for its last checkpoint, an http(s) address, or a hub id:
+    ``hf-hub:owner/repo``, ``hf-hub:owner/repo/file.safetensors``, or ``owner/repo`` where that is no local path. A
+    name that ends in ``-<first digits of the sha256>`` is checked against the content.
     """
     hub = _hub_file(source)
     if _is_address(source):
@@ -53,9 +54,9 @@ def locate(source: str | Path) -> Path:
     elif hub:
         path = _fetch_from_hub(str(source), *hub)
     else:
-        path = Path(source).expanduser()
+        path = Path(of_run(Path(source).expanduser()))
     if not path.is_file():
-        kind = 'is a folder' if path.is_dir() else 'does not exist'
+        kind = 'is a folder without checkpoints of a run' if path.is_dir() else 'does not exist'
         found = where_published(path.name) if not path.exists() else ''
         raise CheckpointError(
             f'checkpoint {str(path)!r} {kind} (working directory {str(Path.cwd())!r}){"." if found else ""}{found}'
@@ -67,6 +68,29 @@ def locate(source: str | Path) -> Path:
             'remove it and fetch it again, or, if its name is meant otherwise, rename it'
         )
     return path
+
+
+def latest_checkpoint(work_dir: str | Path) -> Path | None:
+    """The last checkpoint of a work directory; being there under its own name, it is whole.
+
+    The newest of ``epoch_*.pth``, ``iter_*.pth`` and the one that MMEngine took down, which may have a name or a folder
+    of one's own choice.
+    """
+    found = [path for path in Path(work_dir).glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+\.pth', path.name)]
+    note = Path(work_dir, NOTE)
+    if note.is_file() and note.read_text().strip():
+        path = Path(note.read_text().strip())
+        if path.is_file():
+            found.append(path)
+        elif not found:
+            raise CheckpointError(f'{str(note)!r} names {str(path)!r}, which is gone: give a checkpoint by its name')
+    numbers = {path: [int(number) for number in re.findall(r'\d+', path.stem)[-1:]] for path in found}
+    return max(found, key=lambda path: (path.stat().st_mtime_ns, numbers[path]), default=None)
+
+
+def of_run(source: str | Path) -> str | Path:
+    """The last checkpoint of a run, if a source is its work directory; otherwise the source."""
+    return (latest_checkpoint(source) if Path(source).is_dir() else None) or source
 
 
 def is_remote(source: str | Path) -> bool:

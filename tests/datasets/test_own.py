@@ -191,8 +191,8 @@ def test_maps_that_do_not_fit(sets, tmp_path):
     ('name', 'task', 'sentence'),
     [
         ('voc', 'masks', 'objects with a box and no outline: 27'),
-        ('label_maps', 'boxes', 'is label maps, for a model of labels'),
-        ('coco', 'classes', 'is COCO JSON, for a model of boxes'),
+        ('label_maps', 'boxes', 'is label maps, which is for a segmentor: a detector takes COCO'),
+        ('coco', 'classes', 'is COCO JSON, which is for a detector: a classifier takes a folder'),
         ('class_folders', 'boxes', 'no annotations in a known form'),
         ('coco', 'segments', 'this one predicts segments'),
         ('nothing', 'boxes', 'does not exist'),
@@ -201,6 +201,21 @@ def test_maps_that_do_not_fit(sets, tmp_path):
 def test_data_of_another_task_is_refused(name, task, sentence, sets):
     with pytest.raises(OwnDataError, match=sentence):
         look(sets / name, task)
+
+
+def test_pictures_without_a_folder_of_a_class(sets, tmp_path):
+    shutil.copytree(sets / 'class_folders', tmp_path / 'set')
+    folders = sorted((tmp_path / 'set' / 'flowers').iterdir())
+    shutil.copy(next(folders[0].iterdir()), tmp_path / 'set' / 'flowers' / 'stray.png')
+    with pytest.raises(OwnDataError, match=r"stray.png': lies in no folder of a class \(one of 1\): move it"):
+        look(tmp_path / 'set', 'classes')
+    for folder in folders[1:]:
+        shutil.rmtree(folder)
+    (tmp_path / 'set' / 'flowers' / 'stray.png').unlink()
+    (tmp_path / 'set' / 'prices.csv').write_text('a,b\n1,2\n')
+    told = "all pictures lie in one folder: a classifier needs one for each class; 'prices.csv' is no list of pictures"
+    with pytest.raises(OwnDataError, match=told):
+        look(tmp_path / 'set', 'classes')
 
 
 def test_label_maps_of_one_value_teach_nothing(sets, tmp_path):

@@ -180,7 +180,7 @@ def test_from_a_folder_to_detections(tmp_path):
     cfg, root = small_config('mask_rcnn', tmp_path / 'world', epochs=2), make('coco', tmp_path / 'my photos')
     before = {path: path.read_bytes() for path in root.rglob('*') if path.is_file()}
     work = tmp_path / 'run'
-    done = run('train', dump(cfg, tmp_path), '--data', root, '--work-dir', work)
+    done = run('train', dump(cfg, tmp_path), '--data', root, '--work-dir', work, '--epochs', 2)
     assert 'this run takes about' in done.stdout + done.stderr
     steps = done.stdout[done.stdout.index('What to type next') :].splitlines()[1:]
     script, config, weights = steps[0].split()[1:]

@@ -12,7 +12,7 @@ from helpers import TOOLS
 from small_runs import ENVIRONMENT, assert_same_state, children, command, dump, every_iteration, run, small_config
 
 from mmsoft.checkpoints import read_checkpoint
-from mmsoft.engine.runner import latest_checkpoint
+from mmsoft.weights.sources import latest_checkpoint
 
 pytestmark = pytest.mark.slow
 

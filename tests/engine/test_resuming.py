@@ -21,9 +21,10 @@ from yapf.yapflib import yapf_api
 from mmsoft.checkpoints import CheckpointError, read_checkpoint
 from mmsoft.engine.conditions import check_optimizer, check_same, conditions, differences, forgetful
 from mmsoft.engine.resuming import own_files_only
-from mmsoft.engine.runner import FormattedOnce, Runner, latest_checkpoint
+from mmsoft.engine.runner import FormattedOnce, Runner
 from mmsoft.engine.saving import collect_for, parse_interval
-from mmsoft.engine.training import _start_alone
+from mmsoft.engine.training import _start_alone, run_folder
+from mmsoft.weights.sources import latest_checkpoint
 
 
 @pytest.mark.slow
@@ -208,6 +209,20 @@ def test_the_newest_checkpoint_is_the_last(tmp_path: Path) -> None:
     between.unlink()
     with pytest.raises(CheckpointError, match='which is gone: give a checkpoint'):
         latest_checkpoint(tmp_path)
+
+
+def test_the_folder_of_a_run_stands_for_its_last_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / 'run'
+    run.mkdir()
+    with pytest.raises(CheckpointError, match=r'run. is a folder without checkpoints of a run'):
+        read_checkpoint(run)
+    for epoch in (9, 10):
+        torch.save(dict(epoch=epoch), run / f'epoch_{epoch}.pth')
+        os.utime(run / f'epoch_{epoch}.pth', (epoch, epoch))
+    assert read_checkpoint(str(run))['epoch'] == 10
+    assert run_folder(str(run)) is None
+    (run / 'last_checkpoint').write_text(str(run / 'epoch_10.pth'))
+    assert run_folder(str(run)) == run_folder(str(run / 'epoch_9.pth')) == str(run)
 
 
 class Toy(BaseModel):

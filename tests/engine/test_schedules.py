@@ -14,7 +14,7 @@ import mmsoft
 from mmsoft.engine.classification import CosineSchedule
 from mmsoft.engine.config import load_config
 from mmsoft.engine.guarded import TrainingRunner
-from mmsoft.engine.schedules import fit_warmup, set_length
+from mmsoft.engine.schedules import LEAST_ITERATIONS, fit_length, fit_warmup, set_length, space_out
 
 WARMUP = dict(type='LinearLR', start_factor=0.001, by_epoch=False, begin=0, end=500)
 
@@ -133,6 +133,63 @@ def test_epochs_of_a_schedule_of_three_parts(epochs):
 
 def test_epochs_of_classifiers_shorten_the_warmup():
     assert lengthened('soft_pp_tiny_300e_in1k', 30).custom_hooks[0].warmup_epochs == 3
+
+
+def of_own_data(name, epoch_length, epochs=None):
+    """The config as --data has it, with so many iterations an epoch."""
+    cfg = load_config(mmsoft.config_path(name))
+    if epochs is None:
+        fit_length(cfg, epoch_length)
+    else:
+        set_length(cfg, epochs, lambda: epoch_length)
+    space_out(cfg, epoch_length)
+    return cfg
+
+
+def test_a_detector_sees_a_few_pictures_often_enough(told):
+    """16 pictures in batches of 2: the 12 epochs of COCO would be 96 iterations, in which it learns nothing."""
+    cfg = of_own_data('retinanet_soft_pp_tiny_1x_coco', 8)
+    warmup, steps = cfg.param_scheduler
+    assert cfg.train_cfg.max_epochs == steps.end == 130
+    assert (warmup.end, steps.milestones) == (104, [87, 119])
+    assert (cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (13, 13)
+    assert cfg.default_hooks.checkpoint.max_keep_ckpts == 3
+    assert told[0].startswith('this run takes 130 epochs of 8 iterations')
+
+
+def test_a_segmentor_sees_a_few_pictures_not_for_weeks():
+    cfg = of_own_data('upernet_soft_pp_tiny_160k_ade20k', 8)
+    warmup, poly = cfg.param_scheduler
+    assert (warmup.end, poly.begin, poly.end, cfg.train_cfg.max_iters) == (124, 124, 1248, 1248)
+    assert (cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (104, 104)
+
+
+def test_a_classifier_has_epochs_enough_and_is_not_validated_after_each():
+    cfg = of_own_data('soft_pp_tiny_300e_in1k', 4)
+    assert (cfg.train_cfg.max_epochs, cfg.train_cfg.val_interval) == (300, 25)
+    assert cfg.default_hooks.checkpoint.interval == 25
+
+
+def test_the_least_is_what_a_longer_epoch_needs_as_well():
+    cfg = of_own_data('retinanet_soft_pp_tiny_1x_coco', 64)
+    assert LEAST_ITERATIONS <= cfg.train_cfg.max_epochs * 64 < LEAST_ITERATIONS + 2 * 64
+    assert cfg.train_cfg.val_interval == 2
+
+
+@pytest.mark.parametrize(
+    ('name', 'length'), [('retinanet_soft_pp_tiny_1x_coco', 7330), ('upernet_soft_pp_tiny_160k_ade20k', 1263)]
+)
+def test_data_as_large_as_the_configs_changes_no_schedule(name, length):
+    cfg, written = of_own_data(name, length), load_config(mmsoft.config_path(name))
+    written.default_hooks.checkpoint.max_keep_ckpts = 3
+    assert cfg.to_dict() == written.to_dict()
+
+
+def test_a_length_that_is_given_stays_and_its_warmup_is_a_tenth():
+    cfg = of_own_data('retinanet_soft_pp_tiny_1x_coco', 8, epochs=100)
+    assert (cfg.train_cfg.max_epochs, cfg.param_scheduler[0].end, cfg.train_cfg.val_interval) == (100, 80, 20)
+    cfg = of_own_data('retinanet_soft_pp_tiny_1x_coco', 8, epochs=2)
+    assert (cfg.train_cfg.max_epochs, cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (2, 2, 2)
 
 
 def test_classifiers_shorten_it_as_well():

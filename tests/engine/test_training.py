@@ -15,7 +15,7 @@ from forking import run_forked
 from small_runs import ENVIRONMENT, children, command, dump, losses, run, small_config
 
 from mmsoft.checkpoints import read_checkpoint
-from mmsoft.engine.runner import latest_checkpoint
+from mmsoft.weights.sources import latest_checkpoint
 
 pytestmark = pytest.mark.slow
 

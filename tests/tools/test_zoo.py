@@ -109,3 +109,13 @@ def test_rows_of_two_stacks_are_compared(zoo):
     assert zoo['report'].any_fails(['x'], dict(rows=dict(x=fails)), None)
     assert zoo['report'].any_fails(['x'], dict(rows=dict(x=fails)), dict(rows=dict(x=here)))
     assert not zoo['report'].any_fails(['x'], dict(rows=dict(x=fails)), dict(rows=dict(x=fails)))
+
+
+def test_a_table_has_no_column_that_is_empty_everywhere(zoo):
+    row = dict(builds=True, trains=True, predicts=True, loss=2.0, config='a/b.py', operators=[], errors={})
+    here, differs = dict(rows={'mmseg/a': row}), dict(rows={'mmseg/a': row | dict(loss=3.0)})
+    table = zoo['report']._table
+    assert 'compared' not in table(here, here, 'mmseg')
+    assert 'all of these do the same' in table(here, here, 'mmseg')
+    assert '| a | b | yes | yes | yes |  | loss 2, there 3 |' in table(here, differs, 'mmseg')
+    assert 'With the other stack' not in table(here, None, 'mmseg')

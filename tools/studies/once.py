@@ -7,8 +7,8 @@ from typing import Any
 
 from mmengine.config import Config
 
-from mmsoft.engine.runner import latest_checkpoint
 from mmsoft.engine.training import train
+from mmsoft.weights.sources import latest_checkpoint
 from mmsoft.weights.writing import whole_file
 
 

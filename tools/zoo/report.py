@@ -138,7 +138,9 @@ def markdown(report: dict[str, Any], other: dict[str, Any] | None, side: int, pr
         proposals=proposals,
         stack=_stack(report),
         exceptions=_exceptions(report),
-        other=f'\nThe last column compares with another stack. {_stack(other)} {totals(other)}\n' if other else '',
+        other=f'\nThe column "compared" tells where another stack differs. {_stack(other)} {totals(other)}\n'
+        if other
+        else '',
     )
     tables = [_table(report, other, library) for library in sorted({key.split('/')[0] for key in report['rows']})]
     bases = f'Folders of bases alone, without a model: {", ".join(report["bases"])}.' if report['bases'] else ''
@@ -177,14 +179,17 @@ def _remark(row: dict[str, Any]) -> str:
 def _table(report: dict[str, Any], other: dict[str, Any] | None, library: str) -> str:
     rows = _rows(report, library)
     names, called = steps(next(iter(rows.values()))), any(row['operators'] for row in rows.values())
-    columns = ['method', 'config', *names, *['mmcv operators called'] * called, 'remark', *['compared'] * bool(other)]
-    lines = [f'## {library}', '', _line(columns), _line(['---'] * len(columns))]
+    found = other and {name: differences(row, other['rows'].get(f'{library}/{name}')) for name, row in rows.items()}
+    differ = bool(found) and any(found.values())
+    columns = ['method', 'config', *names, *['mmcv operators called'] * called, 'remark', *['compared'] * differ]
+    same = ['With the other stack, all of these do the same.', ''] if found and not differ else []
+    lines = [f'## {library}', '', *same, _line(columns), _line(['---'] * len(columns))]
     for name, row in rows.items():
         config = '' if name == row['config'].removesuffix('.py') else Path(row['config']).stem
         cells = [name, config, *(_yes(row[step]) for step in names)]
         cells += [*[', '.join(row['operators'])] * called, _remark(row)]
-        if other:
-            cells.append('; '.join(differences(row, other['rows'].get(f'{library}/{name}'))))
+        if found and differ:
+            cells.append('; '.join(found[name]))
         lines.append(_line(cells))
     return '\n'.join([*lines, ''])
 

@@ -98,10 +98,12 @@ def read_class_folders(tree: Tree) -> Found | None:
         for parts in folders.values():
             parts.pop(0)  # a folder around all
     bare = [name for name, parts in folders.items() if not parts]
+    if len(bare) == len(folders):
+        lists = ''.join(f'; {name!r} is no list of pictures and classes' for name in tree.with_suffix('.csv', '.tsv'))
+        tree.faults.add(tree.root, f'all pictures lie in one folder: a classifier needs one for each class{lists}')
+    elif bare:
+        tree.faults.add(tree.root / bare[0], f'lies in no folder of a class (one of {len(bare)}): move it into one')
     if bare:
-        tree.faults.add(
-            tree.root / bare[0], f'is in no folder of a class, of which two are needed ({len(bare)} are not)'
-        )
         return Found('class folders', tree.root, [], [])
     found = Found('class folders', tree.root, [], _in_order({parts[0] for parts in folders.values()}))
     for name, parts in folders.items():

@@ -26,8 +26,9 @@ FORMATS = {
     BOXES: 'COCO JSON, LabelMe, Pascal VOC or YOLO text files',
     MASKS: 'COCO JSON, LabelMe or YOLO text files with polygons',
     LABELS: 'label maps or coloured masks beside pictures, or polygons as COCO JSON, LabelMe or YOLO text files',
-    CLASSES: 'a folder of pictures a class, or a CSV file with a picture and its class a line',
+    CLASSES: 'a folder of pictures for each class, or a CSV file with a picture and its class on each line',
 }
+MODELS = {BOXES: 'a detector', MASKS: 'a detector with masks', LABELS: 'a segmentor', CLASSES: 'a classifier'}
 
 
 def look(
@@ -61,7 +62,7 @@ def look(
         suffixes = ', '.join(sorted({Path(name).suffix.lower() for name in tree.files} - {''}))
         raise OwnDataError(
             f'{len(tree.pictures)} pictures in {str(root)!r}, but no annotations in a known form (files: {suffixes}): '
-            f'a model of {task} takes {FORMATS[task]}'
+            f'{MODELS[task]} takes {FORMATS[task]}'
         )
     check(found, task, faults)
     faults.stop()
@@ -77,8 +78,8 @@ def _tell_other(tree: Tree, task: str) -> None:
         read = next(filter(None, (reader(quiet) for reader in readers if reader is not read_class_folders)), None)
         if other != task and read is not None and read.pictures:
             raise OwnDataError(
-                f'the data in {str(tree.root)!r} is {read.kind}, for a model of {other}: '
-                f'a model of {task} takes {FORMATS[task]}'
+                f'the data in {str(tree.root)!r} is {read.kind}, which is for {MODELS[other]}: '
+                f'{MODELS[task]} takes {FORMATS[task]}'
             )
 
 
