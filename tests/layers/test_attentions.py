@@ -433,6 +433,7 @@ def test_a_trunk_without_a_pyramid_is_one_scale():
         (dict(type='nystromformer', sampling='max'), ValueError, "landmark_sampling 'max' is unknown"),
         (dict(kernel='relu'), ValueError, "attn of a stage must be a name or a dict with a type; got {'kernel'"),
         (dict(type='linear', kernels='relu'), TypeError, "'linear' has no option 'kernels'; its options are kernel"),
+        (dict(type='rala', kernel='relu'), TypeError, "'rala' has no option 'kernel'; it has none"),
         (dict(type='linear', kernel='gelu'), ValueError, "kernel 'gelu' is unknown; choose one of elu, relu, exp"),
         (dict(type='performer', num_features=0), ValueError, 'num_features must be an integer of at least 1; got 0'),
         (dict(type='linformer', num_mixtures=0), ValueError, 'num_mixtures must be an integer of at least 1; got 0'),
