@@ -292,6 +292,16 @@ def test_polaformers_powers_of_large_values_are_finite():
     assert gradient.isfinite().all()
 
 
+def test_polaformer_adds_a_millionth_to_a_querys_sum():
+    """Which sums of sixth powers of small values are about as large as."""
+    layer = build(dict(type='polaformer'))
+    with torch.no_grad():
+        for parameter in (layer.qg.bias, layer.kv.bias, layer.position.table):
+            parameter.zero_()
+        x = 0.1 * torch.randn(2, 96, DIM)
+        assert relative_error(layer(x, (8, 12)), direct(layer, x, (8, 12))) < 1e-4
+
+
 def test_linear_attention_keeps_far_apart_channels():
     """With exp, a query whose largest channel is small in all keys has weights of sum 1 all the same."""
     layer = LinearAttention(16, 1, 'exp')
