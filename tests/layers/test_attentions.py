@@ -302,6 +302,14 @@ def test_polaformer_adds_a_millionth_to_a_querys_sum():
         assert relative_error(layer(x, (8, 12)), direct(layer, x, (8, 12))) < 1e-4
 
 
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
+def test_linear_attention_of_half_precision_rounds_its_output_alone(dtype):
+    q, k, v = (torch.randn(1, 2, n, 4).abs().to(dtype) for n in (9, 700, 700))
+    y = linear_attention(q, k, 50 * v, 0.1)
+    assert y.dtype == dtype
+    assert relative_error(y, linear_attention_reference(q, k, 50 * v, 0.1)) < torch.finfo(dtype).eps
+
+
 def test_linear_attention_keeps_far_apart_channels():
     """With exp, a query whose largest channel is small in all keys has weights of sum 1 all the same."""
     layer = LinearAttention(16, 1, 'exp')
