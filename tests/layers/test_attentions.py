@@ -292,6 +292,16 @@ def test_polaformers_powers_of_large_values_are_finite():
     assert gradient.isfinite().all()
 
 
+def test_polaformers_weights_have_the_authors_names():
+    """And shapes, as their PVT has them; but for the position table, which is theirs flattened."""
+    linear = {f'{name}.weight': (n * DIM, DIM) for name, n in dict(qg=2, kv=2, proj=1).items()}
+    linear |= {f'{name}.bias': (n * DIM,) for name, n in dict(qg=2, kv=2, proj=1).items()}
+    width = DIM // HEADS
+    own = {'dwc.weight': (width, 1, 5, 5), 'dwc.bias': (width,), 'scale': (1, 1, DIM), 'power': (1, HEADS, 1, width)}
+    found = {name: tuple(x.shape) for name, x in build(dict(type='polaformer')).state_dict().items()}
+    assert found == linear | own | {'position.table': (1, 8, 12, DIM)}
+
+
 def test_polaformer_adds_a_millionth_to_a_querys_sum():
     """Which sums of sixth powers of small values are about as large as."""
     layer = build(dict(type='polaformer'))

@@ -302,6 +302,15 @@ def test_convolutions_start_as_the_authors_do():
 
 
 @each
+def test_norms_add_what_the_authors_add(title):
+    """Of maps and tokens of ordinary size no output shows it."""
+    for build in (family_of(title).classifier, family_of(title).backbone):
+        norms = [m for m in build(SMALL[title]).modules() if isinstance(m, torch.nn.LayerNorm)]
+        assert len(norms) >= 2 * sum(SMALL[title]['depths'])
+        assert {norm.eps for norm in norms} == {dict(MILA=1e-5, RAVLT=1e-6)[title]}
+
+
+@each
 def test_angles_are_float32_under_half(title):
     """Far from the origin bfloat16 cannot tell positions apart; what is computed does not change with the cast."""
     model = family_of(title).backbone(SMALL[title], out_indices=(0,)).eval()
