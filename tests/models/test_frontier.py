@@ -168,6 +168,18 @@ def test_architectures_are_read(title):
         assert (read.options['in_channels'], read.arch.heads) == (4, (1, 1, 2, 3))
 
 
+def test_heads_are_as_wide_as_the_authors_have_them():
+    """Counts of parameters do not show them, and detectors' configs name the arch alone."""
+    widths = {
+        title: {
+            name: tuple(map(int.__floordiv__, arch.dims, arch.heads)) for name, arch in family_of(title).archs.items()
+        }
+        for title in TITLES
+    }
+    assert widths['MILA'] == dict.fromkeys(('tiny', 'small', 'base'), (32,) * 4)
+    assert widths['RAVLT'] == dict(tiny=(64,) * 4, small=(64,) * 4, base=(96, 96, 64, 64), large=(96, 96, 64, 64))
+
+
 def files(title, authors, tmp_path):
     """Forms in which the authors' files come, each with other weights where a reader must not look."""
     wrong = {name: torch.zeros_like(x) for name, x in authors.classifier.items()}
