@@ -314,6 +314,15 @@ def test_convolutions_start_as_the_authors_do():
 
 
 @each
+def test_linear_layers_start_as_the_authors_do(title):
+    layers = [m for m in family_of(title).classifier('tiny').modules() if isinstance(m, torch.nn.Linear)]
+    assert {layer.out_features for layer in layers} >= {1000, *([1024] if title == 'RAVLT' else [])}
+    for layer in layers:
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert layer.bias.count_nonzero() == 0
+
+
+@each
 def test_norms_add_what_the_authors_add(title):
     """Of maps and tokens of ordinary size no output shows it."""
     for build in (family_of(title).classifier, family_of(title).backbone):
