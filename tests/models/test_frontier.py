@@ -323,6 +323,15 @@ def test_linear_layers_start_as_the_authors_do(title):
 
 
 @each
+def test_norm_eval_holds_from_the_start(title):
+    """Also of a head's BatchNorm, which is made last."""
+    for build in (family_of(title).classifier, family_of(title).backbone):
+        norms = [m for m in build(SMALL[title], norm_eval=True).modules() if 'BatchNorm' in type(m).__name__]
+        assert len(norms) >= 4
+        assert not any(norm.training for norm in norms)
+
+
+@each
 def test_norms_add_what_the_authors_add(title):
     """Of maps and tokens of ordinary size no output shows it."""
     for build in (family_of(title).classifier, family_of(title).backbone):
