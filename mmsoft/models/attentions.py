@@ -179,7 +179,8 @@ def _checked(spec: Spec) -> dict[str, Any]:
     defaults = ATTENTIONS[name].options
     for option, value in spec.items():
         if option not in ('type', *defaults):
-            raise TypeError(f'attn {name!r} has no option {option!r}; its options are {", ".join(defaults)}')
+            known = f'its options are {", ".join(defaults)}' if defaults else 'it has none'
+            raise TypeError(f'attn {name!r} has no option {option!r}; {known}')
         if isinstance(defaults.get(option), bool):
             flag(f'attn {name!r}: {option}', value)
     return spec

@@ -217,7 +217,7 @@ def _options(weights: Weights) -> dict[str, Any]:
 
 
 def _timm_cfg(arch: str) -> dict[str, Any]:
-    return dict(first_conv='stages.0.embed.conv1.0', license='mit', paper_ids='arXiv:2405.16605')
+    return dict(first_conv='stages.0.embed.conv1.0', paper_ids='arXiv:2405.16605')  # of the weights no licence is told
 
 
 FAMILY = Family(

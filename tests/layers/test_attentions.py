@@ -292,6 +292,34 @@ def test_polaformers_powers_of_large_values_are_finite():
     assert gradient.isfinite().all()
 
 
+def test_polaformers_weights_have_the_authors_names():
+    """And shapes, as their PVT has them; but for the position table, which is theirs flattened."""
+    linear = {f'{name}.weight': (n * DIM, DIM) for name, n in dict(qg=2, kv=2, proj=1).items()}
+    linear |= {f'{name}.bias': (n * DIM,) for name, n in dict(qg=2, kv=2, proj=1).items()}
+    width = DIM // HEADS
+    own = {'dwc.weight': (width, 1, 5, 5), 'dwc.bias': (width,), 'scale': (1, 1, DIM), 'power': (1, HEADS, 1, width)}
+    found = {name: tuple(x.shape) for name, x in build(dict(type='polaformer')).state_dict().items()}
+    assert found == linear | own | {'position.table': (1, 8, 12, DIM)}
+
+
+def test_polaformer_adds_a_millionth_to_a_querys_sum():
+    """Which sums of sixth powers of small values are about as large as."""
+    layer = build(dict(type='polaformer'))
+    with torch.no_grad():
+        for parameter in (layer.qg.bias, layer.kv.bias, layer.position.table):
+            parameter.zero_()
+        x = 0.1 * torch.randn(2, 96, DIM)
+        assert relative_error(layer(x, (8, 12)), direct(layer, x, (8, 12))) < 1e-4
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
+def test_linear_attention_of_half_precision_rounds_its_output_alone(dtype):
+    q, k, v = (torch.randn(1, 2, n, 4).abs().to(dtype) for n in (9, 700, 700))
+    y = linear_attention(q, k, 50 * v, 0.1)
+    assert y.dtype == dtype
+    assert relative_error(y, linear_attention_reference(q, k, 50 * v, 0.1)) < torch.finfo(dtype).eps
+
+
 def test_linear_attention_keeps_far_apart_channels():
     """With exp, a query whose largest channel is small in all keys has weights of sum 1 all the same."""
     layer = LinearAttention(16, 1, 'exp')
@@ -433,6 +461,7 @@ def test_a_trunk_without_a_pyramid_is_one_scale():
         (dict(type='nystromformer', sampling='max'), ValueError, "landmark_sampling 'max' is unknown"),
         (dict(kernel='relu'), ValueError, "attn of a stage must be a name or a dict with a type; got {'kernel'"),
         (dict(type='linear', kernels='relu'), TypeError, "'linear' has no option 'kernels'; its options are kernel"),
+        (dict(type='rala', kernel='relu'), TypeError, "'rala' has no option 'kernel'; it has none"),
         (dict(type='linear', kernel='gelu'), ValueError, "kernel 'gelu' is unknown; choose one of elu, relu, exp"),
         (dict(type='performer', num_features=0), ValueError, 'num_features must be an integer of at least 1; got 0'),
         (dict(type='linformer', num_mixtures=0), ValueError, 'num_mixtures must be an integer of at least 1; got 0'),

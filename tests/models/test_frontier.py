@@ -168,6 +168,18 @@ def test_architectures_are_read(title):
         assert (read.options['in_channels'], read.arch.heads) == (4, (1, 1, 2, 3))
 
 
+def test_heads_are_as_wide_as_the_authors_have_them():
+    """Counts of parameters do not show them, and detectors' configs name the arch alone."""
+    widths = {
+        title: {
+            name: tuple(map(int.__floordiv__, arch.dims, arch.heads)) for name, arch in family_of(title).archs.items()
+        }
+        for title in TITLES
+    }
+    assert widths['MILA'] == dict.fromkeys(('tiny', 'small', 'base'), (32,) * 4)
+    assert widths['RAVLT'] == dict(tiny=(64,) * 4, small=(64,) * 4, base=(96, 96, 64, 64), large=(96, 96, 64, 64))
+
+
 def files(title, authors, tmp_path):
     """Forms in which the authors' files come, each with other weights where a reader must not look."""
     wrong = {name: torch.zeros_like(x) for name, x in authors.classifier.items()}
@@ -299,6 +311,33 @@ def test_convolutions_start_as_the_authors_do():
     conv = models.MILA('tiny', out_indices=(0,)).stages[0].blocks[0].dwc
     assert conv.weight.std().item() == pytest.approx(1 / 3 / 3**0.5, rel=0.15)  # uniform up to 1 / 3
     assert conv.bias.count_nonzero() > 0
+
+
+@each
+def test_linear_layers_start_as_the_authors_do(title):
+    layers = [m for m in family_of(title).classifier('tiny').modules() if isinstance(m, torch.nn.Linear)]
+    assert {layer.out_features for layer in layers} >= {1000, *([1024] if title == 'RAVLT' else [])}
+    for layer in layers:
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert layer.bias.count_nonzero() == 0
+
+
+@each
+def test_norm_eval_holds_from_the_start(title):
+    """Also of a head's BatchNorm, which is made last."""
+    for build in (family_of(title).classifier, family_of(title).backbone):
+        norms = [m for m in build(SMALL[title], norm_eval=True).modules() if 'BatchNorm' in type(m).__name__]
+        assert len(norms) >= 4
+        assert not any(norm.training for norm in norms)
+
+
+@each
+def test_norms_add_what_the_authors_add(title):
+    """Of maps and tokens of ordinary size no output shows it."""
+    for build in (family_of(title).classifier, family_of(title).backbone):
+        norms = [m for m in build(SMALL[title]).modules() if isinstance(m, torch.nn.LayerNorm)]
+        assert len(norms) >= 2 * sum(SMALL[title]['depths'])
+        assert {norm.eps for norm in norms} == {dict(MILA=1e-5, RAVLT=1e-6)[title]}
 
 
 @each

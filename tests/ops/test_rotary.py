@@ -100,12 +100,24 @@ def test_outputs_beyond_float16_are_its_largest(kind):
     assert relative_error(found, expected.clamp(-65504, 65504)) < 1e-3
 
 
-def test_keys_that_queries_see_most_drown_the_others():
+@pytest.mark.parametrize('place', [0, -1])
+def test_keys_that_queries_see_most_drown_the_others(place, monkeypatch):
     """The softmax of scores in the thousands is finite, in any order of slices."""
+    monkeypatch.setattr(rotary, 'SLICE', 64)  # a row
     q, k, v, *angles = inputs(1, 1, 8, (6, 7), 0, True)
-    k[:, :, 0] = 1e4
+    k[:, :, place] = 1e4
     found = rotary_attention(1e3 + q, k, v, *angles, True)
     assert relative_error(found, rotary_attention_reference(1e3 + q, k, v, *angles, True)) < 1e-4
+
+
+def test_slices_know_the_sum_of_all_weights(monkeypatch):
+    """It cancels but for the millionth, which a query of next to nothing sees; slices weigh more and more."""
+    monkeypatch.setattr(rotary, 'SLICE', 64)
+    q, k, v, *angles = inputs(1, 1, 8, (6, 7), 0, True)
+    q[:, :, -1] = -14
+    k = k / 3 + torch.arange(42.0)[:, None] / 8
+    found, expected = (attend(q, k, v, *angles, True) for attend in (rotary_attention, rotary_attention_reference))
+    assert relative_error(found[:, :, -1], expected[:, :, -1]) < 1e-4
 
 
 def test_frequencies_end_where_the_papers_say():

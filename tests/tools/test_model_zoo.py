@@ -6,12 +6,14 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
 import yaml
 from helpers import ROOT
 from mmengine.registry import MODELS as REGISTRY
 from mmengine.registry import init_default_scope
 
+import mmsoft.timm  # noqa: F401
 from mmsoft.engine.config import load_config, without_pretrained
 from mmsoft.engine.model_zoo import BEGIN, PAGE, read_zoo, with_tables, zoo_tables
 
@@ -51,6 +53,18 @@ def test_numbers_of_the_paper_belong_to_its_recipes():
         assert all(30 < value < 90 for result in paper for value in result['Metrics'].values())
         ours = [result for result in model['Results'] if result['Origin'] == 'ours']
         assert [result['Metrics'].keys() for result in paper] in ([], [result['Metrics'].keys() for result in ours])
+
+
+def test_licences_stand_beside_addresses():
+    """Of the authors' code and of their weights: what one may do with the file behind a link."""
+    told = {}
+    for name in yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']:
+        content = yaml.safe_load((ROOT / name).read_text())
+        if any(model['Weights'] for model in content['Models']):
+            told |= {c['Name']: c['Metadata']['License'] for c in content['Collections']}
+    assert told == dict(MILA=dict(Code='MIT', Weights='not stated'), RAVLT=dict(Code='none', Weights='MIT'))
+    assert not timm.create_model('mila_tiny', device='meta').pretrained_cfg.get('license')
+    assert timm.create_model('ravlt_tiny', device='meta').pretrained_cfg['license'] == 'mit'
 
 
 def test_the_page_holds_the_tables():
