@@ -153,13 +153,19 @@ def write_onnx(
         check_file(partial, path)
 
 
-def write_pt2(graph: ExportedProgram, about: Mapping[str, Any], path: Path) -> None:
-    """torch's own file, for Python, C++ and AOTInductor; a whole one, or none. ``extra_files`` has the metadata."""
-    for node in list(graph.graph.nodes):  # of strides and copies, which eager code chooses anew, and ONNX has none of
+def without_assertions(graph: ExportedProgram) -> ExportedProgram:
+    """The same graph: they ask for strides and copies, which eager code chooses anew, and ONNX has none of them."""
+    for node in list(graph.graph.nodes):
         if node.target is torch.ops.aten._assert_scalar.default:
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     graph.graph_module.recompile()
+    return graph
+
+
+def write_pt2(graph: ExportedProgram, about: Mapping[str, Any], path: Path) -> None:
+    """torch's own file, for Python, C++ and AOTInductor; a whole one, or none. ``extra_files`` has the metadata."""
+    without_assertions(graph)
     with whole_file(path) as partial, partial.open('wb') as stream:
         torch.export.save(graph, stream, extra_files={KEY: described(about)})
 
@@ -185,13 +191,15 @@ def least_side(whole: Whole) -> int:
 
     Shifted windows need a last map larger than a window: on a smaller one they would not shift, which is another graph.
     Stripes need a last map of two pixels, others every map but the last, if not all is padded to whole strides. Blocks
-    that convolve the last map need two pixels of it: torch.export makes another graph for a convolution of one.
+    that convolve the last map need two pixels of it: torch.export makes another graph for a convolution of one. Of
+    backbones from elsewhere nobody knows whether they do.
     """
     parts = list(whole.modules())
     windows = [32 * part.window_size[0] + 1 for part in parts if isinstance(part, WindowAttention)]
     if windows:
         return max(windows)
-    if any(isinstance(part, RotaryAttention) for part in parts):
+    foreign = not type(getattr(whole.model, 'backbone', whole.model)).__module__.startswith('mmsoft.')
+    if foreign or any(isinstance(part, RotaryAttention) for part in parts):
         return 33
     if whole.multiple >= 32:
         return 1

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import landmark_grid, scattered_indices, to_landmark_windows, to_map
+from mmsoft.ops import average_windows, landmark_grid, scattered_indices, to_landmark_windows, to_map
 from mmsoft.ops.checks import choose, pair, whole
 
 from .window_conv import WindowConv
@@ -51,7 +51,7 @@ class Landmarks(nn.Module):
         windows = to_landmark_windows(to_map(q, grid), self.ratio, self.num_landmarks)
         windows = windows.reshape(batch * heads, self.head_dim, *windows.shape[-2:])
         if self.sampling == 'avg_pool':
-            pooled = F.avg_pool2d(windows, self.ratio).flatten(2).transpose(1, 2) * scale
+            pooled = average_windows(windows, self.ratio).flatten(2).transpose(1, 2) * scale
         else:
             pooled = F.gelu(self.norm(self.conv(windows).flatten(2).transpose(1, 2) * scale))
         return pooled.unflatten(0, (batch, heads))

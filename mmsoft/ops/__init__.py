@@ -16,7 +16,14 @@ from .inline import (
     inline_attention,
     inline_attention_reference,
 )
-from .landmarks import average_beyond, bounded_grid, landmark_grid, scattered_indices, to_landmark_windows
+from .landmarks import (
+    average_beyond,
+    average_windows,
+    bounded_grid,
+    landmark_grid,
+    scattered_indices,
+    to_landmark_windows,
+)
 from .layout import from_windows, lacking, to_map, to_multiples, to_tokens, to_windows
 from .linear import linear
 from .linear_attention import linear_attention, linear_attention_reference
@@ -62,6 +69,7 @@ __all__ = [
     'add_predicted_convolution_reference',
     'add_residual',
     'average_beyond',
+    'average_windows',
     'bounded_grid',
     'conv_unit',
     'dynamic_depthwise',

@@ -101,6 +101,15 @@ def _in_graph(x: Tensor, window: tuple[int, int], most: int, limit: int) -> Tens
     return (rows @ (x.to(dtype) @ columns.T)).to(x.dtype)
 
 
+def average_windows(x: Tensor, window: tuple[int, int]) -> Tensor:
+    """x (B, C, H, W) -> (B, C, H // rh, W // rw); rows and columns that fill no window are left out."""
+    if not is_symbol(*x.shape[-2:]):
+        return F.avg_pool2d(x, window)
+    # torch.export asks more of pooling than it can know
+    weight = x.new_full((x.shape[1], 1, *window), 1 / math.prod(window))
+    return F.conv2d(x, weight, stride=window, groups=x.shape[1])
+
+
 def _bounded_grid_in_graph(height: Tensor, width: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     """:func:`bounded_grid` of tensors: over all grids, the largest min(gh W, gw H), and of these the least max."""
     grids = torch.tensor([(gh, gw) for gh in range(1, limit + 1) for gw in range(1, limit // gh + 1)])
