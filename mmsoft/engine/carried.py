@@ -87,7 +87,7 @@ def _texts(part: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_odd(text: str) -> bool:
-    """Whether it has brackets, quotes or assignments, without which Python calls nothing; ``{}`` is a place for a name."""
+    """Whether it has brackets, quotes or assignments, without which Python calls nothing; ``{}`` holds a place."""
     return not re.fullmatch(r'([\w ./:,@+~-]|\{\})*', text)
 
 
