@@ -351,6 +351,13 @@ def test_drop_path_rises_over_all_layers(case):
 
 
 @every
+def test_branches_are_dropped_by_image(case):
+    """With a rate of a half, what is kept counts twice."""
+    drop = layers(case.build(drop_path_rate=0.5))[-1].drop_path
+    assert drop(torch.ones(64, 2, 3)).unique().tolist() == [0, 2]
+
+
+@every
 def test_dropped_branches_do_nothing(case):
     model = case.build()
     for block in layers(model):
