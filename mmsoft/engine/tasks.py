@@ -98,6 +98,8 @@ def class_steps(cfg: Config) -> tuple[Transform, Transform]:
 def pipeline_steps(cfg: Config) -> tuple[Transform, Transform]:
     """The test pipeline without annotations."""
     steps = next(pipelines(cfg.test_dataloader.dataset))
+    if kind_of(steps[0]) == 'TransformBroadcaster':
+        raise ValueError(f'{cfg.model.type} takes films, whose frames belong together, and no pictures one by one')
     first, *others = (step for step in steps if not re.fullmatch('Load.*Annotations', kind_of(step)))
     return TRANSFORMS.build(first), Compose(others)
 

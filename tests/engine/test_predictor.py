@@ -19,6 +19,7 @@ from mmsoft import Predictor
 from mmsoft.checkpoints import CheckpointError
 from mmsoft.engine.carried import carried_config, registered_names
 from mmsoft.engine.predict import predict
+from mmsoft.engine.tasks import task_of
 
 METHODS = ('retinanet', 'mask_rcnn', 'upernet', 'classifier')
 
@@ -219,6 +220,13 @@ def test_classes_that_a_model_gives_as_floats_have_names(pictures, tmp_path):
     assert set(found.names) == {'person'}
     assert predict(None, str(path), [str(pictures / 'a.png')], tmp_path / 'out', 'cpu', score_thr=0.0) == (1, {})
     assert {entry['category_id'] for entry in json.loads((tmp_path / 'out' / 'results.json').read_text())} == {1}
+
+
+def test_a_model_of_films_is_a_sentence():
+    zoo = Path(mmdet.__file__).with_name('.mim') / 'configs'
+    cfg = Config.fromfile(zoo / 'masktrack_rcnn/masktrack-rcnn_mask-rcnn_r50_fpn_8xb1-12e_youtubevis2019.py')
+    with pytest.raises(ValueError, match='MaskTrackRCNN takes films, whose frames belong together, and no pictures'):
+        task_of(cfg).steps(cfg)
 
 
 def test_proposals_are_objects_of_no_class(pictures, tmp_path):

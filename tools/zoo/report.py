@@ -31,7 +31,7 @@ REASONS = {
     'the config has none of train_dataloader|has no test_dataloader': 'its configs have no data sets',
     "takes proposals of another model|skipped: 'proposals'": 'takes proposals of another model',
     "new.*invalid data type 'str'": "mmdet's own fault: CLRNet's plain forward asks for a dict of pictures",
-    "namely 'tensor' mode|MOTChallengeDataset names": "mmdet's trackers take films alone",
+    "takes films, whose frames|namely 'tensor' mode|MOTChallengeDataset names": 'takes films alone',
     "'super' object has no attribute 'init_weights'": 'starts from weights of CLIP alone, from the network',
     'lap is not installed': 'needs lap',
     'no download from': 'needs weights from the network',
