@@ -8,15 +8,15 @@ import sys
 import time
 
 import pytest
-from helpers import TOOLS
+from helpers import ROOT, TOOLS
 
 
 @pytest.fixture
 def zoo(monkeypatch):
     monkeypatch.syspath_prepend(TOOLS)
-    from zoo import configs, method, report, runs
+    from zoo import configs, five_tools, method, report, runs
 
-    return dict(configs=configs, method=method, report=report, runs=runs)
+    return dict(configs=configs, five_tools=five_tools, method=method, report=report, runs=runs)
 
 
 @pytest.mark.slow
@@ -78,6 +78,17 @@ def test_a_step_is_tried_unless_what_it_needs_fails(zoo, monkeypatch):
     row = zoo['method'].try_steps(dict(train=fail, test=dict, predict=dict), dict(test='train'))
     assert (row['train'], row['test'], row['predict']) == (False, False, True)
     assert row['errors'] == dict(train='ValueError: no data')
+
+
+def test_the_page_of_all_tools_is_made_of_its_rows_and_each_no_has_a_reason(zoo):
+    found, report = json.loads((ROOT / 'docs' / 'zoo_tools.json').read_text()), zoo['report']
+    configs, page = zoo['configs'], (ROOT / 'docs' / 'zoo_tools.md').read_text()
+    assert page == report.markdown(found, None, configs.SIDE, configs.PROPOSALS, zoo['five_tools'].PAGE)
+    assert len(found['rows']) > 170
+    for key, row in found['rows'].items():
+        assert report.works(row) or row['errors'], key
+        for error in row['errors'].values():
+            assert report.reason(error) != error, (key, error)
 
 
 def test_errors_name_no_folder_of_the_machine(zoo):
