@@ -64,8 +64,10 @@ class Task:
 
     def num_classes(self, model: nn.Module) -> int:
         modules = dict(model.named_modules())
+        # also within the student of a semi-supervised model, whose RPN tells 1
+        heads = [modules[name] for head in self.heads for name in modules if f'.{name}'.endswith(f'.{head}')]
         others = (module for name, module in modules.items() if 'backbone' not in name.split('.'))
-        for head in (*(modules[name] for name in self.heads if name in modules), *others):
+        for head in (*heads, *others):
             count = getattr(head[-1] if isinstance(head, nn.ModuleList) and len(head) else head, 'num_classes', None)
             if isinstance(count, int):
                 return count

@@ -222,6 +222,20 @@ def test_classes_that_a_model_gives_as_floats_have_names(pictures, tmp_path):
     assert {entry['category_id'] for entry in json.loads((tmp_path / 'out' / 'results.json').read_text())} == {1}
 
 
+def test_classes_of_a_student_are_counted(pictures, tmp_path):
+    """Of Soft Teacher, whose heads are within two detectors, each behind an RPN that tells objects from none."""
+    zoo = Path(mmdet.__file__).with_name('.mim') / 'configs'
+    cfg = Config.fromfile(zoo / 'soft_teacher/soft-teacher_faster-rcnn_r50-caffe_fpn_180k_semi-0.01-coco.py')
+    cfg.model.detector.backbone = dict(type='mmsoft.SOFT', arch=MINI, out_indices=(0, 1, 2, 3))
+    cfg.model.detector.neck.in_channels = list(MINI['dims'])
+    init_default_scope('mmdet')
+    path = tmp_path / 'soft_teacher.pth'
+    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict(), meta=dict(cfg=cfg.pretty_text)), path)
+    predictor = Predictor(path, device='cpu')
+    assert len(predictor.meta['classes']) == 80
+    assert predictor(pictures / 'a.png').boxes is not None
+
+
 def test_a_model_of_films_is_a_sentence():
     zoo = Path(mmdet.__file__).with_name('.mim') / 'configs'
     cfg = Config.fromfile(zoo / 'masktrack_rcnn/masktrack-rcnn_mask-rcnn_r50_fpn_8xb1-12e_youtubevis2019.py')
