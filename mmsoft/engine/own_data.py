@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,6 +77,7 @@ def use_own_data(
     checkpoint: str | None = None,
     trust: bool = False,
     whole: bool | None = None,
+    scales_lr: bool = False,
 ) -> dict[str, list[str]]:
     """Change ``cfg`` in place to train and test on the folder ``data``; the pictures of each part.
 
@@ -85,14 +87,15 @@ def use_own_data(
 
     With the ``checkpoint`` of a trained model, its classes keep their numbers, and the data is for testing: all of it,
     unless the run that wrote the checkpoint was on it, or the data itself says what is for testing; ``whole`` says so
-    in its place. ``trust`` permits a checkpoint that may run code.
+    in its place. ``trust`` permits a checkpoint that may run code. ``scales_lr`` says that the lr will be scaled to the
+    batch, as --auto-scale-lr does.
     """
     task, own, problem = task_of(cfg), None, None
     if is_main_process():
         try:
             _check_steps(cfg, task)
             own = _make(task, Path(data), Path(work_dir), checkpoint, trust, whole)
-            _apply(cfg, task, own)
+            _apply(cfg, task, own, scales_lr)
             _draw(cfg, Path(own['folder']))
             cfg.dump(Path(work_dir, Path(cfg.filename or 'config.py').with_suffix('.py').name))
         except Exception as error:  # the others must not wait
@@ -104,7 +107,7 @@ def use_own_data(
     if message[1]:
         raise SystemExit(1)
     if not is_main_process():
-        _apply(cfg, task, message[0])
+        _apply(cfg, task, message[0], scales_lr)
     return message[0]['pictures']
 
 
@@ -140,7 +143,7 @@ def _carried_classes(checkpoint: str, trust: bool) -> list[str]:
     return [str(name) for name in meta.get('classes') or ()]
 
 
-def _apply(cfg: Config, task: Task, own: Mapping[str, Any]) -> None:
+def _apply(cfg: Config, task: Task, own: Mapping[str, Any], scales_lr: bool) -> None:
     parts = {part for part, pictures in own['pictures'].items() if pictures}
     choices = dict(train=('train',), val=('val', 'test'), test=('test', 'val'))
     for mode, wanted in choices.items():
@@ -160,7 +163,7 @@ def _apply(cfg: Config, task: Task, own: Mapping[str, Any]) -> None:
     else:
         set_counts(cfg, misfits(cfg, dict(classes=own['classes'])))
     if 'train' in parts and cfg.get('train_dataloader'):
-        _fit_batch(cfg, len(own['pictures']['train']))
+        _fit_batch(cfg, len(own['pictures']['train']), scales_lr)
 
 
 def _only_leaf(dataset: ConfigDict, name: str) -> ConfigDict:
@@ -220,23 +223,42 @@ def _evaluator(old: Any, task: Task, own: Mapping[str, Any], part: str) -> Any:
     return dict(type='mmdet.CocoMetric', ann_file=f'{own["folder"]}/{part}.json', metric=kinds)
 
 
-def _fit_batch(cfg: Config, pictures: int) -> None:
+def _fit_batch(cfg: Config, pictures: int, scales_lr: bool) -> None:
     """Halve the batch until some make an epoch: a small data set is less than one of ImageNet's batches.
 
-    The lr stays: scaled to 4 images of 1024, a classifier's would not leave its start.
+    An lr that the config scales to its batch then follows the square root of it: with 4 images of 1024, a classifier
+    does not leave its start at 1/256 of its lr, and all of its outputs become alike at the whole lr.
     """
     loader, processes = cfg.train_dataloader, get_dist_info()[1]
     batch = loader.batch_size
     while loader.batch_size > 2 and loader.batch_size * processes * LEAST_STEPS > pictures:
         loader.batch_size //= 2
     if loader.batch_size != batch:
-        if 'auto_scale_lr' in cfg:
-            cfg.auto_scale_lr.enable = False
-        print_log(
-            f'batches have {loader.batch_size} pictures instead of {batch}: there are {pictures} to train on; '
+        lr, scaling = (
             'the lr stays as it is written, --auto-scale-lr scales it to the batch',
+            cfg.get('auto_scale_lr') or {},
+        )
+        if scaling.get('enable') and not scales_lr:
+            scaling.enable = False
+            share = min(1.0, math.sqrt(loader.batch_size * processes / scaling.base_batch_size))
+            _soften(cfg, share)
+            lr = f'the lr is {share:.2g} times as high, by the root of the batch, and pictures are not mixed or erased'
+        print_log(
+            f'batches have {loader.batch_size} pictures instead of {batch}: there are {pictures} to train on; {lr}',
             logger='current',
         )
+
+
+def _soften(cfg: Config, share: float) -> None:
+    """A classifier's recipe for a few pictures: so much of its lr, and pictures flipped and cropped alone."""
+    cfg.optim_wrapper.optimizer.lr *= share
+    for hook in cfg.get('custom_hooks') or ():
+        if kind_of(hook) == 'CosineSchedule':
+            hook.update(min_lr=hook.get('min_lr', 0.0) * share, warmup_lr=hook.get('warmup_lr', 1e-6) * share)
+    if cfg.model.get('mixup') is not None:
+        cfg.model.mixup = None
+    for leaf in leaf_datasets(cfg.train_dataloader.dataset):
+        leaf.get('transform', {}).update(auto_augment=None, re_prob=0.0)
 
 
 def _draw(cfg: Config, folder: Path) -> None:

@@ -103,7 +103,7 @@ def train(
     with in_company():
         lock = _start_alone(work_dir)
         if data:
-            use_own_data(cfg, data, work_dir)
+            use_own_data(cfg, data, work_dir, scales_lr=auto_scale_lr)
         if resume is None and cfg.get('resume') and not cfg.get('load_from'):
             resume = 'auto'
         source = _source(cfg, resume)

@@ -54,7 +54,12 @@ def test_a_config_follows_the_data_and_is_all_that_is_needed(config, name, class
     if name == 'csv':
         assert derived.model.backbone.num_classes == len(classes)
         assert 4 * derived.train_dataloader.batch_size <= 43
-        assert not derived.auto_scale_lr.enable  # scaled to 4 images of 1024, the lr would not leave its start
+        assert not derived.auto_scale_lr.enable  # scaled to 8 images of 1024, the lr would not leave its start
+        share = (derived.train_dataloader.batch_size / 1024) ** 0.5  # and at 1e-3, all outputs become alike
+        assert derived.optim_wrapper.optimizer.lr == pytest.approx(1e-3 * share)
+        assert derived.custom_hooks[0].min_lr == pytest.approx(5e-5 * share)
+        assert derived.model.mixup is None
+        assert derived.train_dataloader.dataset.transform.auto_augment is None
     else:
         assert {count for _, count in head_counts(derived.model)} == {len(classes)}
         assert list(derived.val_dataloader.dataset.metainfo.classes) == classes
