@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import cv2
 import numpy as np
@@ -70,7 +70,7 @@ def attention_figure(rows: Sequence[Panels], head: int | None = None, landmarks:
     columns = 1 + max(len(row.maps) for row in rows)
     height, width = rows[0].picture.shape[:2]
     figure, axes = _figure(len(rows), columns, (PANEL * min(max(width / height, 0.6), 1.8), PANEL + 0.3))
-    marks, heat = {}, None
+    marks, heat = dict[str, Any](), cast(Any, None)
     for row, panels in zip(rows, axes, strict=True):
         for panel in panels:
             panel.set_axis_off()
