@@ -100,7 +100,8 @@ def costs(folder: Path, threads: int, rounds: int) -> dict[str, list[list[float]
     for name, file in files.items():
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
-            model = build_backbone(Case(name, SIZE)).eval()
+            model = build_backbone(Case(name, SIZE))
+            model.eval()  # mmdet's Swin returns nothing here
             with whole_file(file) as partial:
                 torch.onnx.export(model, (torch.rand(1, 3, *SIZE),), partial, dynamo=True, verbose=False)
     found: dict[str, list[list[float]]] = {name: [] for name in files}
