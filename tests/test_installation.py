@@ -84,18 +84,18 @@ def is_of_cuda(name):
     return name.startswith('nvidia-') and any(distributions(name=name))
 
 
-def clean_environment(folder):
-    """A virtual environment with pip and, to save gigabytes, links to torch's and torchvision's files; no more."""
+def clean_environment(folder, *linked):
+    """A virtual environment with pip and, to save gigabytes, links to files of some packages; its Python and folder."""
     subprocess.run([sys.executable, '-m', 'venv', folder], check=True)
     paths = sysconfig.get_paths(vars=dict(base=str(folder), platbase=str(folder)))
     site = Path(paths['purelib'])
-    for package in closure('torch', 'torchvision'):
+    for package in closure(*linked):
         for file in package.files or ():
             target = site / file
             if '..' not in file.parts and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.symlink_to(file.locate())
-    return Path(paths['scripts']) / 'python'
+    return Path(paths['scripts']) / 'python', site
 
 
 # The shipped tool and config; the demo is shorter than for users.
@@ -116,7 +116,7 @@ print(mmcv_ops.provider()[0], mmsoft.__file__)
 @pytest.mark.skipif(sys.platform == 'win32', reason='links need rights that users of Windows lack')
 def test_one_pip_command_in_a_clean_environment_trains(wheel, tmp_path):
     """Outside of the checkout, and with no program on the path but Python's own."""
-    python = clean_environment(tmp_path / 'clean')
+    python, _ = clean_environment(tmp_path / 'clean', 'torch', 'torchvision')
     environment = dict(os.environ, PATH=str(python.parent), OMP_NUM_THREADS='1')
     environment.pop('PYTHONPATH', None)
 
@@ -163,9 +163,7 @@ def answered(tmp_path_factory):
 @pytest.mark.parametrize(('extra', 'runtime'), [('deploy', 'onnxruntime'), ('openvino', 'openvino')])
 def test_a_file_runs_in_a_clean_environment_without_torch(extra, runtime, wheel, answered, tmp_path):
     folder, expected, doubt = answered
-    subprocess.run([sys.executable, '-m', 'venv', tmp_path / 'clean'], check=True)
-    paths = sysconfig.get_paths(vars=dict(base=str(tmp_path / 'clean'), platbase=str(tmp_path / 'clean')))
-    python = Path(paths['scripts']) / 'python'
+    python, site = clean_environment(tmp_path / 'clean')
     environment = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
     subprocess.run([python, *PIP, 'install', f'{wheel}[{extra}]'], env=environment, check=True)
     command = [python, '-c', ANSWER, runtime]
@@ -178,5 +176,5 @@ def test_a_file_runs_in_a_clean_environment_without_torch(extra, runtime, wheel,
     row = compare_answers(expected, found, TOLERANCES['fp32'], 1.0, doubt)
     assert not row.worst_of(TOLERANCES['fp32']), row
     if extra == 'deploy':
-        files = [file for file in Path(paths['purelib']).rglob('*') if file.is_file()]
+        files = [file for file in site.rglob('*') if file.is_file()]
         assert sum(file.stat().st_size for file in files) < 300e6

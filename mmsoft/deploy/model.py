@@ -101,18 +101,11 @@ class Model:
             for image in images:
                 yield from self.run(image[None], size)
             return
-        asked = self._pasted_size(size)
+        asked = pasted_size(size) if self.task == 'masks' else size
         found = self.runtime.run(self.inputs(images, asked))
         for number in range(len(images)):
             result = self._result(found, number, asked)
             yield result if asked == size else _enlarged(result, size)
-
-    def _pasted_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The size that the file is asked for: that of the picture, or less for masks that memory might not hold."""
-        factor = (PASTED / (size[0] * size[1])) ** 0.5
-        if self.task != 'masks' or factor >= 1:
-            return size
-        return max(int(size[0] * factor), 1), max(int(size[1] * factor), 1)
 
     def _result(self, found: Sequence[np.ndarray], number: int, size: tuple[int, int]) -> Result:
         result = Result((int(size[0]), int(size[1])), self.classes)
@@ -127,6 +120,12 @@ class Model:
             result.boxes, result.scores, result.labels = boxes[mine], scores[mine], labels[mine]
             result.masks = masks[0][mine] if masks else None
         return result
+
+
+def pasted_size(size: tuple[int, int]) -> tuple[int, int]:
+    """The size to which a file pastes masks: that of the picture, or less where memory might not hold them."""
+    factor = (PASTED / (size[0] * size[1])) ** 0.5
+    return size if factor >= 1 else (max(int(size[0] * factor), 1), max(int(size[1] * factor), 1))
 
 
 def _enlarged(result: Result, size: tuple[int, int]) -> Result:

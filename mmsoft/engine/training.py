@@ -119,10 +119,11 @@ def train(
             _set_batch(cfg, batch, auto_scale_lr)
         if epochs is not None:
             _set_epochs(cfg, epochs)
-        elif data and not keep_length:
-            fit_length(cfg, _epoch_length(cfg))
         if data and not keep_length:
-            space_out(cfg, _epoch_length(cfg))
+            epoch_length = _epoch_length(cfg)
+            if epochs is None:
+                fit_length(cfg, epoch_length)
+            space_out(cfg, epoch_length)
         if fine_tune or linear_probe:
             _start_anew(cfg, fine_tune, linear_probe, pretrained)
         _resume_from(cfg, resume, source)

@@ -6,6 +6,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torchvision.ops import box_iou
 
 from mmsoft.deploy import Result
 from mmsoft.engine.predictor import Prediction, Predictor
@@ -85,6 +87,4 @@ def changed(values: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 def overlaps(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     """Intersections over unions (n,) of a box (4,) with boxes (n, 4)."""
-    both = (np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])).clip(0).prod(1)
-    areas = [(b[..., 2:] - b[..., :2]).clip(0).prod(-1) for b in (box, boxes)]
-    return both / np.maximum(areas[0] + areas[1] - both, 1e-6)
+    return box_iou(torch.from_numpy(box[None]), torch.from_numpy(boxes))[0].numpy()

@@ -10,7 +10,7 @@ from torch import nn
 
 from mmsoft.datasets.miniature import scenes
 from mmsoft.deploy import Model, Result
-from mmsoft.deploy.model import PASTED
+from mmsoft.deploy.model import pasted_size
 from mmsoft.deploy.runtimes import Runtime
 from mmsoft.engine.predictor import Prediction, Predictor
 
@@ -54,12 +54,8 @@ def pictures_of(files: Sequence[Any]) -> list[np.ndarray]:
     from mmsoft.deploy import read_picture
 
     images = [read_picture(file)[..., ::-1] for file in files] or [s.image for s in scenes(2, DRAWN, (19,))]
-    bounds = [min((PASTED / (i.shape[0] * i.shape[1])) ** 0.5, 1) for i in images]
-    sizes = [
-        (max(int(i.shape[0] * bound * h), 16), max(int(i.shape[1] * bound * w), 16))
-        for i, bound in zip(images, bounds, strict=True)
-        for h, w in SHAPES
-    ]
+    whole = [pasted_size(image.shape[:2]) for image in images]
+    sizes = [(max(int(rows * h), 16), max(int(columns * w), 16)) for rows, columns in whole for h, w in SHAPES]
     repeated = [image for image in images for _ in SHAPES]
     return [cv2.resize(np.ascontiguousarray(i), size[::-1]) for i, size in zip(repeated, sizes, strict=True)]
 
@@ -106,8 +102,11 @@ def _compare_boxes(mine: Prediction, theirs: Result, tolerance: tuple, zoom: flo
     pairs = _pairs(mine, theirs, tolerance, zoom)
     if doubt:
         pixels, score, _ = tolerance
-        far = [(i, j) for i, j, apart in pairs if apart > pixels or abs(mine.scores[i] - theirs.scores[j]) > score]
-        pairs = [pair for pair in pairs if pair[:2] not in far]
+        pairs = [
+            (i, j, apart)
+            for i, j, apart in pairs
+            if apart <= pixels and abs(mine.scores[i] - theirs.scores[j]) <= score
+        ]
     left, right = ([pair[side] for pair in pairs] for side in (0, 1))
     alone = (
         [i for i in range(len(mine.boxes)) if i not in left],
