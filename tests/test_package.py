@@ -21,6 +21,7 @@ ROOMS = [
     'mmcv_ops',
     'versions',
     'files',
+    'memory',
     'deploy',
     'ops',
     'env',

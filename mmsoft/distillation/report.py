@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mmsoft.engine.tasks import CLASSIFICATION, SEMANTIC_SEGMENTATION
 from mmsoft.files import json_plain
+from mmsoft.memory import of_linux
 from mmsoft.weights.writing import whole_file, write
 
 from .matching import errors_of
@@ -152,22 +153,16 @@ def _peak_on_gpu(model: nn.Module, images: Tensor) -> float:
 def _peak_on_cpu(call: Callable[[], Any]) -> float | None:
     """By Linux's high-water mark of the process, after memory that was freed is given back."""
     gc.collect()
-    status = Path('/proc/self/status')
     try:
         libc = ctypes.CDLL(None)
         libc.mallopt(MMAP_THRESHOLD, 2**20)  # what is freed then leaves the process
         libc.malloc_trim(0)
         Path('/proc/self/clear_refs').write_text('5')
-        before = _entry(status, 'VmRSS')
+        before = of_linux('VmRSS')
         call()
-        return _entry(status, 'VmHWM') - before
+        return of_linux('VmHWM') - before
     except (OSError, AttributeError, TypeError):  # another system or C library
         return None
-
-
-def _entry(status: Path, key: str) -> float:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) / 1024
 
 
 def costs(models: Mapping[str, nn.Module], sizes: Sequence[tuple[int, int]] = SIZES) -> dict[str, dict[str, Any]]:

@@ -1,13 +1,14 @@
 """Time and memory of a checkpoint and of its file on one picture, each in a process of its own."""
 
 import json
-import math
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+
+from mmsoft.memory import peak_memory
 
 RUNS = 5
 
@@ -45,16 +46,7 @@ def _run(kind: str, source: str, config: str, threads: str) -> tuple[float, floa
         start = time.perf_counter()
         model(image)
         times.append(time.perf_counter() - start)
-    return float(np.median(times)), _peak()
-
-
-def _peak() -> float:
-    """MiB; Windows does not tell."""
-    try:
-        import resource
-    except ImportError:
-        return math.nan
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == 'darwin' else 1024)
+    return float(np.median(times)), peak_memory()
 
 
 if __name__ == '__main__':

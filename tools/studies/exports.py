@@ -32,7 +32,7 @@ MODELS = {
 }
 PRECISIONS = ('fp32', 'fp16', 'int8')
 RUNTIMES = ('onnxruntime', 'openvino')
-BACKBONES = ('swin_tiny', 'soft_pp_tiny', 'soft_pp_small')
+BACKBONES = ('swin_tiny', 'soft_pp_tiny', 'soft_pp_small', 'mila_tiny', 'ravlt_tiny')
 SIZE = (800, 1333)
 
 
@@ -94,8 +94,8 @@ def points_table(found: dict[str, dict[str, list[float]]]) -> str:
     return '\n'.join(lines).replace('soft_pp_tiny_300e_in1k', 'classifier')
 
 
-def costs(folder: Path, threads: int, rounds: int) -> dict[str, list[list[float]]]:
-    """Of backbones as ONNX files: (s, MiB) of a process a round, which take turns."""
+def costs(folder: Path, threads: int, rounds: int) -> dict[str, dict[str, list[list[float]]]]:
+    """Of backbones as ONNX files, by how the file is opened: (s, MiB) of a process a round, which take turns."""
     files = {name: folder / f'{name}.onnx' for name in BACKBONES}
     for name, file in files.items():
         if not file.is_file():
@@ -104,44 +104,54 @@ def costs(folder: Path, threads: int, rounds: int) -> dict[str, list[list[float]
             model.eval()  # mmdet's Swin returns nothing here
             with whole_file(file) as partial:
                 torch.onnx.export(model, (torch.rand(1, 3, *SIZE),), partial, dynamo=True, verbose=False)
-    found: dict[str, list[list[float]]] = {name: [] for name in files}
+    found: dict[str, dict[str, list[list[float]]]] = {way: {name: [] for name in files} for way in OPENED}
     for _ in range(rounds):
-        for name, file in files.items():
-            command = [sys.executable, '-c', RUN, str(file), str(threads), json.dumps([1, 3, *SIZE])]
-            found[name].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        for way, code in OPENED.items():
+            for name, file in files.items():
+                command = [sys.executable, '-c', code + RUN, str(file), str(threads), json.dumps([1, 3, *SIZE])]
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                found[way][name].append(json.loads(done.stdout))
     return found
 
 
-RUN = """
-import json, resource, sys, time
-import numpy as np, onnxruntime
-file, threads, shape = sys.argv[1:]
+OPENED = {
+    'as mmsoft.deploy opens it': """
+import pathlib, sys
+from mmsoft.deploy.runtimes import OnnxRuntime
+session = OnnxRuntime(pathlib.Path(sys.argv[1]), int(sys.argv[2])).session
+""",
+    "with onnxruntime's own settings": """
+import onnxruntime, sys
 options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = int(threads)
-session = onnxruntime.InferenceSession(file, options, providers=['CPUExecutionProvider'])
-images = {session.get_inputs()[0].name: np.random.default_rng(0).random(json.loads(shape), np.float32)}
+options.intra_op_num_threads = int(sys.argv[2])
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=['CPUExecutionProvider'])
+""",
+}
+RUN = """
+import json, sys, time
+import numpy as np
+from mmsoft.memory import peak_memory
+images = {session.get_inputs()[0].name: np.random.default_rng(0).random(json.loads(sys.argv[3]), np.float32)}
 times = []
 for _ in range(4):
     start = time.perf_counter()
     session.run(None, images)
     times.append(time.perf_counter() - start)
-print(json.dumps([min(times[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+print(json.dumps([min(times[1:]), peak_memory()]))
 """
 
 
-def costs_table(found: dict[str, list[list[float]]], threads: int) -> str:
+def costs_table(found: dict[str, dict[str, list[list[float]]]], threads: int) -> str:
     """Markdown, the best of the rounds: on a machine that others use, the least disturbed."""
-    best = {name: [min(values) for values in zip(*rounds, strict=True)] for name, rounds in found.items()}
-    against = best[BACKBONES[0]]
-    lines = [f'| backbone | s | MiB | of {BACKBONES[0]} |', '|---|---|---|---|']
-    for name, (seconds, memory) in best.items():
-        share = f'{seconds / against[0]:.2f} of its time, {memory / against[1]:.2f} of its memory'
-        lines.append(f'| {name} | {seconds:.2f} | {memory:.0f} | {share} |')
+    tables = []
+    for way, of in found.items():
+        best = {name: [min(values) for values in zip(*rounds, strict=True)] for name, rounds in of.items()}
+        against = best[BACKBONES[0]]
+        lines = [f'| {way} | s | MiB | of {BACKBONES[0]} |', '|---|---|---|---|']
+        for name, (seconds, memory) in best.items():
+            share = f'{seconds / against[0]:.2f} of its time, {memory / against[1]:.2f} of its memory'
+            lines.append(f'| {name} | {seconds:.2f} | {memory:.0f} | {share} |')
+        tables += [*lines, '']
+        rounds = len(of[BACKBONES[0]])
     load = os.getloadavg()[0]
-    return '\n'.join(
-        [
-            *lines,
-            '',
-            f'{SIZE[0]} x {SIZE[1]}, {threads} threads, {len(next(iter(found.values())))} rounds, load {load:.1f}',
-        ]
-    )
+    return '\n'.join([*tables, f'{SIZE[0]} x {SIZE[1]}, {threads} threads, {rounds} rounds, load {load:.1f}'])
