@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmsoft.engine.taught import tokens_of
 from mmsoft.layers import embedded_size
 from mmsoft.models.archs import STRIDES
 
@@ -23,7 +24,7 @@ def features(model: nn.Module, images: Tensor) -> list[Tensor]:
         found = model.forward_features(images)
     else:
         return list(model(images))
-    return [found.flatten(1, 2) if found.dim() == 4 else found]  # (B, H, W, C) of timm's and torchvision's Swin
+    return [tokens_of(found)]
 
 
 class Lesson:
@@ -64,20 +65,15 @@ class Lesson:
 
     def _enter(self, block: str) -> Any:
         def enter(module: nn.Module, arguments: tuple, output: Tensor) -> None:
-            self.inputs[block], self.outputs[block] = _tokens(output), _tokens(arguments[0])
+            self.inputs[block], self.outputs[block] = tokens_of(output), tokens_of(arguments[0])
 
         return enter
 
     def _leave(self, block: str) -> Any:
         def leave(module: nn.Module, arguments: tuple) -> None:
-            self.outputs[block] = _tokens(arguments[0]) - self.outputs[block]
+            self.outputs[block] = tokens_of(arguments[0]) - self.outputs[block]
 
         return leave
-
-
-def _tokens(x: Tensor) -> Tensor:
-    """(B, H, W, C) or (B, N, C) -> (B, N, C)."""
-    return x.flatten(1, 2) if x.dim() == 4 else x
 
 
 def grid_at(model: nn.Module, block: str, size: tuple[int, int]) -> tuple[int, int]:

@@ -95,7 +95,7 @@ def teacher_model(source: str, checkpoint: str | None = None) -> nn.Module:
     from .linearizing import open_source
 
     model = open_source(source, checkpoint).module
-    if not hasattr(model, 'num_classes') and not hasattr(model, 'head'):
+    if not any(hasattr(model, part) for part in ('num_classes', 'head', 'heads', 'fc', 'classifier')):
         raise TeacherError(f'{source!r} is no classifier: a teacher for pretraining gives logits')
     return model
 

@@ -19,7 +19,7 @@ from mmsoft.versions import require
 
 from .resuming import unwrapped
 from .schedules import SHARE
-from .taught import Mesa, Teacher
+from .taught import Mesa, Teacher, answer
 
 # Of a run, the most that an average of weights looks back: in a short run, the recipe's would be of its start.
 LONGEST_AVERAGE = 0.1
@@ -80,10 +80,13 @@ class ImageClassifier(BaseModel):
                     f'mixup pairs images: train_dataloader.batch_size must be even; got a batch of {len(inputs)}'
                 )
             inputs, targets = self.mixup(inputs, targets)
-        logits = self.backbone(inputs).float()
+        tokens, logits = answer(self.backbone, inputs, bool(self.teacher and self.teacher.maps))
+        logits = logits.float()
         loss = self.loss(logits, targets)
-        for other in filter(None, (self.teacher, self.mesa)):
-            loss = other.add(loss, logits, inputs)
+        if self.teacher:
+            loss = self.teacher.add(loss, tokens, logits, inputs)
+        if self.mesa:
+            loss = self.mesa.add(loss, logits, inputs)
         return dict(loss=loss)
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:

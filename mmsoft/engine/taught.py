@@ -20,6 +20,7 @@ class Teacher:
         kind: ``'soft'`` compares distributions, ``'hard'`` takes the teacher's best class for the label.
         weight: Share of the teacher in the loss.
         temperature: Of soft distributions.
+        maps: Factor of the share of the teacher's last map that the pupil's gets wrong, which is added to the loss.
     """
 
     def __init__(
@@ -29,37 +30,70 @@ class Teacher:
         kind: str = 'hard',
         weight: float = 0.5,
         temperature: float = 1.0,
+        maps: float = 0.0,
     ) -> None:
-        if not 0 < weight <= 1 or temperature <= 0:
+        if not 0 < weight <= 1 or temperature <= 0 or maps < 0:
             raise ValueError(
-                f'teacher: weight must be above 0 and at most 1, temperature above 0; got {weight!r}, {temperature!r}'
+                'teacher: weight must be above 0 and at most 1, temperature above 0, maps at least 0; '
+                f'got {weight!r}, {temperature!r}, {maps!r}'
             )
+        self.maps = maps
         self.kind, self.weight, self.temperature = choose('teacher: kind', kind, KINDS), weight, temperature
         if kind == 'hard' and temperature != 1:
             raise ValueError(f'teacher: temperature {temperature!r} has no effect with kind="hard"')
         self.model: nn.Module = MODELS.build(dict(type='mmsoft.TeacherModel', source=source, checkpoint=checkpoint))
         self.model.eval().requires_grad_(False)
         self.source = source
+        if maps and not hasattr(self.model, 'forward_head'):
+            raise ValueError(f'teacher.maps takes a teacher of timm or of ours; got {source!r}: leave maps out')
 
     def __deepcopy__(self, memo: dict) -> 'Teacher':
         return self  # averages of a pupil need no teacher
 
-    def add(self, loss: Tensor, logits: Tensor, images: Tensor) -> Tensor:
-        """The labels' loss, mixed with that of the teacher's predictions for the same images (B, 3, H, W)."""
+    def add(self, loss: Tensor, tokens: Tensor | None, logits: Tensor, images: Tensor) -> Tensor:
+        """The labels' loss, mixed with that of the teacher's answer to the same images (B, 3, H, W).
+
+        tokens (B, N, C), those that the pupil's head pools, are compared with ``maps``.
+        """
         with torch.no_grad():
-            wanted = self.model(images).float()
+            map_wanted, wanted = answer(self.model, images, bool(self.maps))
+            wanted = wanted.float()
         if wanted.shape != logits.shape:
             raise ValueError(
                 f'the teacher {self.source!r} gives {tuple(wanted.shape)} logits, the pupil {tuple(logits.shape)}: '
                 'give a teacher of the same classes'
             )
-        return (1 - self.weight) * loss + self.weight * self._compare(logits, wanted)
+        loss = (1 - self.weight) * loss + self.weight * self._compare(logits, wanted)
+        if tokens is None or map_wanted is None:
+            return loss
+        return loss + self.maps * self._map_error(tokens, map_wanted)
+
+    def _map_error(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        if tokens.shape != wanted.shape:
+            raise ValueError(
+                f"teacher.maps compares tokens (B, N, C): the teacher's are {tuple(wanted.shape)}, the pupil's "
+                f'{tuple(tokens.shape)}; give a teacher of the same width and stride, or leave maps out'
+            )
+        return F.mse_loss(tokens.float(), wanted.float()) / wanted.float().square().mean()
 
     def _compare(self, logits: Tensor, wanted: Tensor) -> Tensor:
         if self.kind == 'hard':
             return F.cross_entropy(logits, wanted.argmax(1))
         own, theirs = ((x / self.temperature).log_softmax(1) for x in (logits, wanted))
         return self.temperature**2 * F.kl_div(own, theirs, reduction='batchmean', log_target=True)
+
+
+def answer(model: nn.Module, images: Tensor, with_tokens: bool) -> tuple[Tensor | None, Tensor]:
+    """Of a classifier, the tokens (B, N, C) that its head pools, if they are asked for, and logits (B, classes)."""
+    if not with_tokens:
+        return None, model(images)
+    found = model.forward_features(images)
+    return tokens_of(found), model.forward_head(found)
+
+
+def tokens_of(x: Tensor) -> Tensor:
+    """(B, H, W, C), as timm's Swin has it, or (B, N, C) -> (B, N, C)."""
+    return x.flatten(1, 2) if x.dim() == 4 else x
 
 
 class Mesa:

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import torchvision
 from mmengine.registry import MODELS, init_default_scope
 from small_runs import small_config
 
@@ -55,8 +56,35 @@ def test_losses_are_those_of_the_definition(teacher, tmp_path):
     assert soft.double().teacher.model.fc.weight.dtype == torch.float64
 
 
+def test_the_last_map_of_a_teacher_is_matched(teacher, tmp_path):
+    images, samples = torch.randn(2, 3, 64, 64), [ClassSample(gt_label=label) for label in (4, 1)]
+    cfg = small_config('classifier', tmp_path)
+    cfg.dump(tmp_path / 'master.py')
+    pupil = build(tmp_path)
+    torch.manual_seed(2)
+    master = MODELS.build(cfg.model.backbone).eval()
+    torch.save({f'backbone.{name}': value for name, value in master.state_dict().items()}, tmp_path / 'master.pth')
+    options = dict(source=str(tmp_path / 'master.py'), checkpoint=str(tmp_path / 'master.pth'), kind='soft')
+    without = build(tmp_path, **options)(images, samples, 'loss')['loss']
+    matched = build(tmp_path, **options, maps=3.0)
+    loss = matched(images, samples, 'loss')['loss']
+    own, wanted = (model.forward_features(images) for model in (pupil.backbone, master))
+    error = (own - wanted).square().sum() / wanted.square().sum()
+    assert loss.item() == pytest.approx((without + 3 * error).item(), rel=1e-4)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in matched.teacher.model.parameters())
+    other = build(tmp_path, **teacher[1], maps=1.0)
+    with pytest.raises(ValueError, match=r"the teacher's are \(2, \d+, 2\), the pupil's \(2, 5, \d+\); give"):
+        other(images, samples, 'loss')
+    torch.save(torchvision.models.resnet18(num_classes=6).state_dict(), tmp_path / 'resnet.pth')
+    with pytest.raises(ValueError, match="a teacher of timm or of ours; got 'torchvision:resnet18'"):
+        build(tmp_path, source='torchvision:resnet18', checkpoint=str(tmp_path / 'resnet.pth'), maps=1.0)
+
+
 def test_teachers_that_cannot_teach_are_told_of(teacher, tmp_path):
     _, options = teacher
+    with pytest.raises(ValueError, match='maps at least 0'):
+        build(tmp_path, **options, maps=-1.0)
     with pytest.raises(ValueError, match=r'kind must be one of soft, hard|kind'):
         build(tmp_path, **options, kind='warm')
     with pytest.raises(ValueError, match='weight must be above 0'):
