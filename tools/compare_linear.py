@@ -1,5 +1,6 @@
-"""Make drawn softmax detectors and segmentors linear without labels; compare with their teachers and with scratch.
+"""Make trained softmax models linear without labels; compare with their teachers and with training anew.
 
+Of the demo's drawn world, a detector and a segmentor; with --pictures, a classifier of your class folders.
 for example: python tools/compare_linear.py --seeds 3 --out work_dirs/linear/linear.json
 """
 
@@ -16,6 +17,8 @@ from mmsoft.versions import require
 
 require('mmengine', 'mmcv', 'mmdet', 'mmseg')
 
+from studies import linear_pictures
+from studies.learning import Recipe
 from studies.linear import CONFIGS, EPOCHS, study, study_table
 
 from mmsoft.engine.cli import run_tool
@@ -25,21 +28,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', type=int, default=1, help='teachers a task; each takes minutes')
     parser.add_argument('--tasks', nargs='+', default=list(CONFIGS), choices=CONFIGS)
-    parser.add_argument('--epochs', type=int, default=EPOCHS, help='of the teacher, a multiple of 4')
+    parser.add_argument('--pictures', metavar='FOLDER', help='train/<class>/ and val/<class>/, instead of the tasks')
+    parser.add_argument('--size', type=int, default=Recipe.size, help='of --pictures, a multiple of 32')
+    parser.add_argument('--epochs', type=int, help=f'of the teacher, a multiple of 4 ({EPOCHS}; {Recipe.epochs})')
     parser.add_argument('--work-dir', default='work_dirs/linear', help='what is finished there is not repeated')
     parser.add_argument('--out', metavar='FILE.json', help='keep the values, and the table beside them')
     args = parser.parse_args()
-    if args.seeds < 1 or args.epochs < 4 or args.epochs % 4:
-        raise SystemExit(f'error: --seeds must be 1 or more, --epochs a multiple of 4; got {args.seeds}, {args.epochs}')
+    epochs = args.epochs or (Recipe.epochs if args.pictures else EPOCHS)
+    if args.seeds < 1 or epochs < 4 or epochs % 4 or args.size < 32 or args.size % 32:
+        raise SystemExit(
+            'error: --seeds must be 1 or more, --epochs a multiple of 4, --size one of 32; '
+            f'got {args.seeds}, {epochs}, {args.size}'
+        )
+    work_dir, seeds = Path(args.work_dir), range(args.seeds)
     try:
-        found = study(Path(args.work_dir), range(args.seeds), args.tasks, args.epochs)
+        if args.pictures:
+            found = linear_pictures.study(args.pictures, seeds, Recipe(args.size, epochs), work_dir)
+            table = linear_pictures.study_table(found)
+        else:
+            found = study(work_dir, seeds, args.tasks, epochs)
+            table = study_table(found)
     except Preempted as stop:
         sys.exit(f'{stop}; run the same command again to go on')
-    print(study_table(found))
+    print(table)
     if args.out:
-        content = dict(epochs=args.epochs, seeds=args.seeds, scores=found)
+        content = dict(epochs=epochs, seeds=args.seeds, scores=found)
         Path(args.out).write_text(json.dumps(content, indent=1) + '\n')
-        Path(args.out).with_suffix('.md').write_text(study_table(found) + '\n')
+        Path(args.out).with_suffix('.md').write_text(table + '\n')
 
 
 if __name__ == '__main__':

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from studies import learning
+from studies import learning, linear_pictures
 from studies.learning import Recipe, plot, study, study_table
 from studies.peers import MODELS
 
@@ -71,3 +71,20 @@ def test_models_of_a_class_are_of_one_size():
         millions = sum(p.numel() for p in build(50, 64).parameters()) / 1e6
         low, high = (2.5, 4.5) if any(part in name for part in ('quarter', 'half', 'b0', 'mobile')) else (10, 14)
         assert low < millions < high, (name, millions)
+
+
+def test_a_classifier_of_pictures_becomes_linear_stage_by_stage(pictures, tmp_path):
+    recipe, lines = Recipe(size=32, epochs=4, batch=8, lr=3e-3), []
+    found = linear_pictures.study(pictures, [0], recipe, tmp_path, say=lines.append)
+    assert list(found) == list(linear_pictures.ROWS)
+    assert all(0 <= score <= 100 for (score,) in found.values())
+    weights = [torch.load(tmp_path / f'pictures_0/{stage}.pth') for stage in ('copy', 'outputs', 'maps')]
+    patches = [values['stages.0.embed.proj.weight'] for values in weights]
+    assert torch.equal(patches[0], patches[1]), 'outputs of attentions teach attentions alone'
+    assert not torch.equal(patches[0], patches[2])
+    states = [torch.load(tmp_path / f'pictures_0/{row}/state.pth')['model'] for row in ('scratch', 'soft', 'soft_maps')]
+    assert len({round(float(state['head.weight'].abs().sum()), 6) for state in states}) == 3, 'losses differ'
+    said = len(lines)
+    assert linear_pictures.study(pictures, [0], recipe, tmp_path, say=lines.append) == found
+    assert not any('epoch' in line for line in lines[said:]), 'nothing is trained twice'
+    assert linear_pictures.study_table(found).count('\n') == len(found) + 1

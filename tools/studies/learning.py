@@ -46,6 +46,9 @@ class Recipe:
     clip: float = 5.0
 
 
+Loss = Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]  # of images and labels
+
+
 class Pictures:
     """The class folders ``train`` and ``val`` below a root, as batches of one recipe."""
 
@@ -102,14 +105,25 @@ def lr_at(step: int, steps: int, recipe: Recipe) -> float:
     return recipe.lr * (0.01 + 0.99 * cosine)
 
 
-def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, pictures: Pictures, epoch: int, seed: int) -> float:
+def of_labels(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    return F.cross_entropy(model(images), labels, label_smoothing=recipe.smoothing)
+
+
+def train_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    pictures: Pictures,
+    epoch: int,
+    seed: int,
+    loss_of: Loss = of_labels,
+) -> float:
     """The mean loss."""
     recipe, losses = pictures.recipe, []
     model.train()
     for step, (images, labels) in enumerate(pictures.epoch(1000 * seed + epoch), start=epoch * pictures.steps):
         for group in optimizer.param_groups:
             group['lr'] = lr_at(step, recipe.epochs * pictures.steps, recipe)
-        loss = F.cross_entropy(model(images), labels, label_smoothing=recipe.smoothing)
+        loss = loss_of(model, images, labels, recipe)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
@@ -120,12 +134,23 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, pictures: Pi
     return sum(losses) / len(losses)
 
 
-def learn(name: str, pictures: Pictures, seed: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train what is not trained yet below ``folder``; the curve, and the path of the weights."""
+def learn(
+    name: str,
+    pictures: Pictures,
+    seed: int,
+    folder: Path,
+    say: Callable[[str], None],
+    build: Callable[[], nn.Module] | None = None,
+    loss_of: Loss = of_labels,
+) -> dict[str, Any]:
+    """Train what is not trained yet below ``folder``; the curve, and the path of the weights.
+
+    ``build`` makes the model; without it, it is the peer of that name.
+    """
     recipe, state_file = pictures.recipe, folder / 'state.pth'
     of = json.dumps(dict(model=name, seed=seed, data=str(pictures.root.resolve()), **asdict(recipe)))
     seed_everything(seed)
-    model = MODELS[name](len(pictures.train.classes), recipe.size)
+    model = build() if build else MODELS[name](len(pictures.train.classes), recipe.size)
     optimizer = create_optimizer_v2(model, opt='adamw', lr=recipe.lr, weight_decay=recipe.weight_decay)
     curve: list[dict[str, float]] = []
     if state_file.is_file():
@@ -138,7 +163,7 @@ def learn(name: str, pictures: Pictures, seed: int, folder: Path, say: Callable[
     folder.mkdir(parents=True, exist_ok=True)
     for epoch in range(len(curve), recipe.epochs):
         start = time.process_time()
-        loss = train_epoch(model, optimizer, pictures, epoch, seed)
+        loss = train_epoch(model, optimizer, pictures, epoch, seed, loss_of)
         seconds = time.process_time() - start
         curve.append(dict(epoch=epoch + 1, loss=loss, seconds=seconds, top1=accuracy(model, pictures.val(recipe.size))))
         with whole_file(state_file) as partial:

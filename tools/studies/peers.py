@@ -35,11 +35,11 @@ def of_timm(name: str, **options: object) -> Builder:
     return lambda classes, size: timm.create_model(name, num_classes=classes, **options)
 
 
-def swin(width: int, depths: tuple[int, ...]) -> Builder:
-    """Windows of a fourth of the first map's side, which divide the maps."""
+def swin(width: int, depths: tuple[int, ...], part: int = 4) -> Builder:
+    """Windows of a fourth (``part``) of the first map's side, which divide the maps; of an eighth, also the last."""
 
     def build(classes: int, size: int) -> nn.Module:
-        options = dict(embed_dim=width, depths=depths, num_heads=(2, 4, 8, 16), window_size=size // 16)
+        options = dict(embed_dim=width, depths=depths, num_heads=(2, 4, 8, 16), window_size=size // (4 * part))
         model = timm.models.swin_transformer.SwinTransformer
         return model(img_size=size, num_classes=classes, drop_path_rate=0.0, strict_img_size=False, **options)
 
@@ -99,4 +99,5 @@ MODELS: dict[str, Builder] = {
     'resnet18_half': small_resnet,
     'mobilenetv3': of_timm('mobilenetv3_large_100'),
     'swin_quarter': swin(32, (2, 2, 4, 2)),
+    'swin_quarter small windows': swin(32, (2, 2, 4, 2), part=8),
 }
