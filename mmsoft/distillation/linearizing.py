@@ -276,6 +276,7 @@ def teaching_config(
                 sampler_seed=dict(type='DistSamplerSeedHook'),
             ),
             env_cfg=base.get('env_cfg', dict(dist_cfg=dict(backend='nccl'))),
+            custom_hooks=[dict(type='mmsoft.ShowProgress', title=stage)],
             # MMEngine keeps one visualizer of a name in a process, with the folder that it has first
             visualizer=dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')], name=f'{stage} {out}'),
             experiment_name=stage,

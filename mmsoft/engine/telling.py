@@ -1,11 +1,14 @@
 """What a run says of itself: at its start how long it will take, at its end what to type next."""
 
+import atexit
 import math
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
@@ -50,6 +53,33 @@ class TellLength(Hook):
                 f'with {number} more validations of {each:.2g} s, about '
                 f'{in_words(left * self.per_iter + number * each)} are left'
             )
+
+
+@HOOKS.register_module()
+class ShowProgress(Hook):
+    """On a terminal, a bar with the iterations and the time that are left."""
+
+    priority = 'LOWEST'
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+
+    def before_train(self, runner: Runner) -> None:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        hidden = not (is_main_process() and sys.stderr.isatty())
+        columns = *Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn()
+        self.bar = Progress(*columns, console=Console(stderr=True), disable=hidden, redirect_stdout=False)
+        self.task = self.bar.add_task(self.title, total=runner.max_iters, completed=runner.iter)
+        self.bar.start()
+        atexit.register(self.bar.stop)  # a terminal must not lose its cursor to an error
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        self.bar.update(self.task, completed=runner.iter + 1)
+
+    def after_train(self, runner: Runner) -> None:
+        self.bar.stop()
 
 
 def _validations_left(runner: Runner) -> int:

@@ -1,6 +1,9 @@
 """``tools/linearize.py``: a trained detector, segmentor or classifier in, a linear one out that our tools take."""
 
+import contextlib
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,6 +12,7 @@ from types import SimpleNamespace
 
 import own_sets
 import pytest
+import timm
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
@@ -149,8 +153,6 @@ def test_a_segmentor_becomes_linear(tmp_path):
 
 @pytest.mark.slow
 def test_a_classifier_of_timm_becomes_linear(tmp_path):
-    import timm
-
     model = timm.create_model('vit_tiny_patch16_224', num_classes=6)
     weights = tmp_path / 'vit.pth'
     torch.save(model.state_dict(), weights)
@@ -162,6 +164,26 @@ def test_a_classifier_of_timm_becomes_linear(tmp_path):
     assert cfg.test_dataloader.dataset.transform.mean == (0.5, 0.5, 0.5)
     predicted = Predictor(str(found[2]['linear']), cfg)(str(next(pictures.rglob('*.jpg'))))
     assert len(predicted.scores) == 6
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_how_far_a_stage_is(tmp_path):
+    model = timm.create_model('vit_tiny_patch16_224', num_classes=6)
+    torch.save(model.state_dict(), tmp_path / 'vit.pth')
+    pictures = write_world('coco', tmp_path, train=3, val=1, size=(64, 96))
+    arguments = ['timm:vit_tiny_patch16_224', str(tmp_path / 'vit.pth'), '--out', str(tmp_path / 'out')]
+    arguments += ['--images', str(pictures), '--steps', '2', '3', '--batch-size', '2', '--workers', '0', '--no-report']
+    ours, theirs = os.openpty()
+    quiet = dict(stdout=subprocess.DEVNULL, env=dict(ENVIRONMENT, TERM='xterm', COLUMNS='120'))
+    process = subprocess.Popen(command('linearize', *arguments), stderr=theirs, **quiet)
+    os.close(theirs)
+    shown = ''
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(ours, 4096):
+            shown += part.decode(errors='replace')
+    assert process.wait() == 0, shown
+    assert re.search(r'outputs .*2/2.*0:00:00', shown)
+    assert re.search(r'maps .*3/3.*0:00:00', shown)
 
 
 def test_bad_input_is_told_of(tmp_path):
