@@ -29,6 +29,9 @@ class Runtime(Protocol):
         """All outputs."""
 
 
+SLOWER = ['SkipLayerNormFusion']  # a sum and a LayerNorm as one operator take onnxruntime longer than the two
+
+
 class OnnxRuntime:
     """onnxruntime on the CPU."""
 
@@ -40,7 +43,11 @@ class OnnxRuntime:
         options.log_severity_level = 3
         if threads:
             options.intra_op_num_threads = threads
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
+        # A plan of all memory and blocks kept for later maps of the same size hold two to three times as much.
+        options.enable_mem_pattern = options.enable_mem_reuse = False
+        self.session = onnxruntime.InferenceSession(
+            str(path), options, providers=['CPUExecutionProvider'], disabled_optimizers=SLOWER
+        )
 
     def about(self) -> str | None:
         return self.session.get_modelmeta().custom_metadata_map.get(KEY)

@@ -23,6 +23,7 @@ from mmsoft.files import json_plain
 from mmsoft.layers.cross_shaped_attention import CrossShapedAttention
 from mmsoft.layers.rotary_attention import RotaryAttention
 from mmsoft.layers.swin import WindowAttention
+from mmsoft.ops.landmarks import averages, weigh_sides
 from mmsoft.versions import first_line, require
 from mmsoft.weights.writing import whole_file
 
@@ -89,8 +90,8 @@ def pooling_of_symbols() -> Iterator[None]:
         if not any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
             return original(x, output_size)
         sides = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
-        rows, columns = (_averages(side, size, x) for side, size in zip(sides, x.shape[-2:], strict=True))
-        return rows @ (x @ columns.T)
+        rows, columns = (averages(side, size, x.device) for side, size in zip(sides, x.shape[-2:], strict=True))
+        return weigh_sides(x, rows, columns)
 
     F.adaptive_avg_pool2d = pool
     try:
@@ -112,13 +113,6 @@ def enlarging_of_symbols(whole: nn.Module) -> Iterator[None]:
     finally:
         for part in parts:
             del part.forward
-
-
-def _averages(count: int, size: int, like: Tensor) -> Tensor:
-    """(count, size), each row the average that ``adaptive_avg_pool2d`` takes."""
-    index, place = torch.arange(count, device=like.device)[:, None], torch.arange(size, device=like.device)
-    first, end = index * size // count, ((index + 1) * size + count - 1) // count
-    return (((place >= first) & (place < end)) / (end - first)).to(like.dtype)
 
 
 def write_onnx(

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import position_angles, rotary_attention, rotate, to_map, to_tokens
+from mmsoft.ops import position_angles, rotary_attention, rotate, softmax_attention, to_map, to_tokens
 
 from .heads import grid_of, split_evenly
 from .linear import Linear
@@ -94,7 +94,7 @@ class RALAAttention(RotaryAttention):
         heads = self._split(q), self._split(k), self._split(v)
         if self.softmax:
             q, k = (rotate(heads[i], *angles).to(v.dtype) for i in (0, 1))
-            y = F.scaled_dot_product_attention(q, k, heads[2])
+            y = softmax_attention(q, k, heads[2])
         else:
             y = rotary_attention(*heads, *angles, weighted=True)
         return self.proj(self._with_lepe(y, v, grid) * gate)

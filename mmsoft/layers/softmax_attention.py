@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmsoft.ops import average_beyond, lacking, to_map, to_tokens
+from mmsoft.ops import average_beyond, lacking, softmax_attention, to_map, to_tokens
 from mmsoft.ops.checks import pair
 from mmsoft.ops.dispatch import is_symbol
 
@@ -51,15 +51,15 @@ class SoftmaxAttention(MultiHead):
             rows, columns = self.reduction
             raise ValueError(f'a sequence takes a reduction (1, r); this one is {rows} x {columns}')
         source, log_weight = self._keys(x, grid_of(x, grid))
-        q = self._split(self.q(x))
+        q = self.q(x)
         if self.symmetric:
-            k, v = self.q(source), self.kv(source)
+            k, v = q if source is x else self.q(source), self.kv(source)
         else:
             k, v = self.kv(source).chunk(2, -1)
-        k, v = self._split(k), self._split(v)
+        q, k, v = map(self._split, (q, k, v))
         if log_weight is not None:
             log_weight = log_weight.to(q.dtype)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=log_weight)
+        y = softmax_attention(q, k, v, log_weight)
         return self._join(y)
 
     def _keys(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:

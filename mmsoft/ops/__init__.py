@@ -57,6 +57,7 @@ from .rotary import (
     rotate_reference,
 )
 from .slices import map_wise, token_wise
+from .softmax import softmax_attention
 
 __all__ = [
     'add_convolved',
@@ -113,6 +114,7 @@ __all__ = [
     'rotate',
     'rotate_reference',
     'scattered_indices',
+    'softmax_attention',
     'softmax_free_attention',
     'softmax_free_attention_reference',
     'softmax_pinv',

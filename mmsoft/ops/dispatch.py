@@ -24,7 +24,7 @@ Against = Callable[..., str | None]
 PORTABLE = 'portable'
 BAR = 'no-'
 VARIABLE = 'MMSOFT_KERNELS'
-# torch 2.6 cannot tell export from compilation
+# torch 2.6 cannot tell export from compilation, and takes both for an export
 IS_EXPORTING: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
 # torch 2.6 asks by an older name; what both read is a flag until torch 2.13 and a value of the thread since
 IS_FX_TRACING: Callable[[], bool] = getattr(_symbolic_trace, 'is_fx_symbolic_tracing', _symbolic_trace.is_fx_tracing)
@@ -190,6 +190,11 @@ def eager_gpu(x: Tensor, *_: Any, **__: Any) -> str | None:
     return graph() or ('tensors are on the CPU' if x.device.type == 'cpu' else None)
 
 
+def not_exported(*_: Any, **__: Any) -> str | None:
+    """What speaks against code for exported programs, which runtimes run as it is written."""
+    return None if is_exporting() else 'no program is being exported'
+
+
 def no_triton(*tensors: Tensor | None) -> str | None:
     """What speaks against kernels in Triton; meta tensors stand for a GPU's, and its interpreter runs on the CPU."""
     if IS_EXPORTING() or is_tracing() or IS_FX_TRACING():
@@ -235,6 +240,11 @@ def is_graph() -> bool:
     return torch.compiler.is_compiling() or is_tracing() or IS_FX_TRACING()
 
 
+def is_exporting() -> bool:
+    """Whether torch.export makes a program, for ONNX or for itself; torch 2.6 cannot tell, and says no."""
+    return hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()
+
+
 def makes_sizes_constants() -> bool:
     """Whether ONNX's old tracer makes a file, which is right for the traced size alone."""
     return is_tracing() and torch.onnx.is_in_onnx_export()
@@ -245,8 +255,7 @@ def loses_ranges() -> bool:
 
     torch 2.6 cannot tell the latter, and says no.
     """
-    exporting = hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()
-    through_dynamo = torch.compiler.is_dynamo_compiling() and exporting
+    through_dynamo = torch.compiler.is_dynamo_compiling() and is_exporting()
     return not is_tracing() and (torch.onnx.is_in_onnx_export() or through_dynamo)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import check, compute_dtype
-from .dispatch import is_symbol
+from .dispatch import is_exporting, is_symbol
 
 
 def bounded_grid(height: int, width: int, limit: int) -> tuple[int, int]:
@@ -68,7 +68,7 @@ def to_landmark_windows(x: Tensor, window: tuple[int, int], num_landmarks: int |
         return _in_graph(x, window, num_landmarks, num_landmarks)
     gh, gw = landmark_grid(height, width, window, num_landmarks)
     if (gh, gw) != _whole_windows(height, width, window):
-        return F.adaptive_avg_pool2d(x, (gh * window[0], gw * window[1]))
+        return _average_to(x, (gh * window[0], gw * window[1]))
     if height < window[0] or width < window[1]:
         return F.pad(x, (0, max(window[1] - width, 0), 0, max(window[0] - height, 0)))
     return x
@@ -79,7 +79,15 @@ def average_beyond(x: Tensor, most: int, limit: int) -> Tensor:
     height, width = x.shape[-2:]
     if is_symbol(height, width):
         return _in_graph(x, (1, 1), most, limit)
-    return x if height * width <= most else F.adaptive_avg_pool2d(x, bounded_grid(height, width, limit))
+    return x if height * width <= most else _average_to(x, bounded_grid(height, width, limit))
+
+
+def _average_to(x: Tensor, grid: tuple[int, int]) -> Tensor:
+    if not is_exporting():
+        return F.adaptive_avg_pool2d(x, grid)
+    # ONNX has such pooling where sides divide alone; elsewhere torch writes it as pieces that are gathered and masked
+    rows, columns = (averages(count, side, x.device) for count, side in zip(grid, x.shape[-2:], strict=True))
+    return weigh_sides(x, rows, columns)
 
 
 def _in_graph(x: Tensor, window: tuple[int, int], most: int, limit: int) -> Tensor:
@@ -93,12 +101,26 @@ def _in_graph(x: Tensor, window: tuple[int, int], most: int, limit: int) -> Tens
     whole = [torch.where(side < step, 1, side // step) for side, step in zip(sides, window, strict=True)]
     bounded = whole[0] * whole[1] > most
     grid = zip(_bounded_grid_in_graph(height, width, limit), whole, strict=True)
-    dtype = compute_dtype(x)
     rows, columns = (
-        _sampling(torch.where(bounded, best, count) * step, side, size, bounded).to(dtype)
+        _sampling(torch.where(bounded, best, count) * step, side, size, bounded)
         for (best, count), step, side, size in zip(grid, window, sides, x.shape[-2:], strict=True)
     )
-    return (rows @ (x.to(dtype) @ columns.T)).to(x.dtype)
+    return weigh_sides(x, rows, columns)
+
+
+def weigh_sides(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Map x (B, C, H, W), channels last, with matrices (H', H) and (W', W) -> (B, C, H', W'), without a copy of x."""
+    dtype = compute_dtype(x)
+    y = x.permute(0, 2, 3, 1).to(dtype)
+    y = (rows.to(dtype) @ y.flatten(2)).unflatten(2, y.shape[2:])  # (B, H', W, C)
+    return (columns.to(dtype) @ y).permute(0, 3, 1, 2).to(x.dtype)
+
+
+def averages(count: int, size: int, device: torch.device) -> Tensor:
+    """Matrix (count, size), each row the average that ``adaptive_avg_pool2d`` takes."""
+    index, place = torch.arange(count, device=device)[:, None], torch.arange(size, device=device)
+    first, end = index * size // count, ((index + 1) * size + count - 1) // count
+    return ((place >= first) & (place < end)) / (end - first)
 
 
 def average_windows(x: Tensor, window: tuple[int, int]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .checks import check, compute_dtype, saturating_cast
-from .dispatch import eager_cpu, no_autocast, no_triton, operator
+from .dispatch import eager_cpu, no_autocast, no_triton, not_exported, operator
 
 BASE = 10000.0  # of the frequencies
 EPSILON = 1e-6  # added to a query's sum of weights
@@ -78,6 +78,22 @@ def rotate(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     cos, sin = cos[:, None].to(a.dtype), sin[:, None].to(a.dtype)
     turned = (a * cos - b * sin, a * sin + b * cos)
     return torch.cat([part.flatten(2).unflatten(2, (x.shape[1], -1)) for part in turned], -1).transpose(1, 2)
+
+
+@rotate.also('export', not_exported)
+def _rotate_export(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Axis by axis: runtimes would compute the cosines of all tokens when they load a file, and keep them by block."""
+    leading = x.shape[2] - _tokens(rows, columns)
+    pairs = _pairs(x.to(compute_dtype(x)), rows)
+    axes = pairs[:, leading:].unflatten(1, (rows.shape[0], -1)).unflatten(-2, (2, -1)).unbind(-3)
+    turned = []
+    for pair, angles in zip(axes, (rows[:, None, None], columns[:, None]), strict=True):
+        (a, b), cos, sin = pair.unbind(-1), angles.cos().to(pair.dtype), angles.sin().to(pair.dtype)
+        turned.append((a * cos - b * sin, a * sin + b * cos))  # (B, H, W, repeats, K)
+    parts = [torch.cat(part, -1).flatten(1, 2) for part in zip(*turned, strict=True)]
+    if leading:
+        parts = [torch.cat(part, 1) for part in zip(pairs[:, :leading].unbind(-1), parts, strict=True)]
+    return torch.cat([part.flatten(2).unflatten(2, (x.shape[1], -1)) for part in parts], -1).transpose(1, 2)
 
 
 def _against_triton(x: Tensor, rows: Tensor, columns: Tensor) -> str | None:

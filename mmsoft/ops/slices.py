@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .dispatch import eager_cpu, has_backward, is_watched, operator
+from .dispatch import eager_cpu, has_backward, is_symbol, is_watched, not_exported, operator
 
 Function = Callable[..., Tensor]
 
 # On a CPU slices have this many hidden values (8 MiB in float32), which stay in its cache: faster on large maps, and
 # the hidden map never exists whole.
 HIDDEN_SLICE = 2**21
+# In a program that is exported, of a picture: twice as many, as each slice is written out.
+EXPORTED_SLICE = 2**22
 
 
 @operator()
@@ -52,6 +54,21 @@ def _token_wise_cpu(
     for start, part in zip(range(length, count, length), slices[1:], strict=True):
         y[start : start + length] = function(*part)
     return y.view(x.shape)
+
+
+def _against_written_slices(
+    x: Tensor, *others: Tensor, function: Function, module: nn.Module, hidden: int, recompute: bool | None = None
+) -> str | None:
+    return not_exported() or ('the number of tokens is left open' if is_symbol(x.shape[-2]) else None)
+
+
+@token_wise.also('export', _against_written_slices)
+def _token_wise_export(
+    x: Tensor, *others: Tensor, function: Function, module: nn.Module, hidden: int, recompute: bool | None = None
+) -> Tensor:
+    count = -(-x.shape[-2] * hidden // EXPORTED_SLICE)
+    slices = zip(*(t.tensor_split(count, -2) for t in (x, *others)), strict=True)
+    return torch.cat([_run(function, part, bool(recompute)) for part in slices], -2)
 
 
 @operator()
