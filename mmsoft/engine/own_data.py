@@ -27,6 +27,7 @@ from .own_report import colours, report
 from .parts import LOADERS, kind_of, pipelines, walk_dicts
 from .runner import was_trained_in
 from .tasks import CLASSIFICATION, SEMANTIC_SEGMENTATION, Task, task_of
+from .watching import end_together
 
 DATA_HELP = 'your own data: COCO JSON, VOC, YOLO, LabelMe, label maps, class folders or a CSV; see docs/own_data.md'
 OTHER_STEPS = dict(
@@ -100,12 +101,9 @@ def use_own_data(
             cfg.dump(Path(work_dir, Path(cfg.filename or 'config.py').with_suffix('.py').name))
         except Exception as error:  # the others must not wait
             problem = error
-    message = [own, problem is not None]
+    end_together(problem)
+    message = [own]
     broadcast_object_list(message)
-    if problem is not None:
-        raise problem
-    if message[1]:
-        raise SystemExit(1)
     if not is_main_process():
         _apply(cfg, task, message[0], scales_lr)
     return message[0]['pictures']

@@ -56,6 +56,13 @@ class Request:
 request = Request()
 
 
+def ignore_signals() -> None:
+    """For a process that is about to say why it ends: a launcher's signal must not cut it off. Ctrl-C still does."""
+    for number in SIGNALS:
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_IGN)
+
+
 def protect(loader: Any) -> None:
     """Signals that all processes of a job get, its data workers too, are for the trainer alone."""
     if request.owner:

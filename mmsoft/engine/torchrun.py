@@ -1,4 +1,4 @@
-"""torchrun, with an exit code that tells trainers that left on a signal from those that failed."""
+"""torchrun, with the exit code of the first process that failed, which has said why: no traceback is put after it."""
 
 import os
 import signal
@@ -20,9 +20,7 @@ def run() -> None:
     except SignalException:
         sys.exit(EXIT_CODE)
     except ChildFailedError as error:
-        if error.get_first_failure()[1].exitcode == EXIT_CODE:
-            sys.exit(EXIT_CODE)
-        raise
+        sys.exit(max(1, error.get_first_failure()[1].exitcode))  # a signal's is negative
 
 
 if __name__ == '__main__':

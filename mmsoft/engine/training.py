@@ -17,11 +17,11 @@ import torch
 from filelock import FileLock
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
-from mmengine.dist import broadcast_object_list, get_world_size, is_main_process
+from mmengine.dist import get_world_size, is_main_process
 from mmengine.evaluator import DumpResults
 from mmengine.hooks import EMAHook
 from mmengine.logging import print_log
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, init_default_scope
 
 from mmsoft.checkpoints import load, read_checkpoint
 from mmsoft.files import json_name, json_plain, json_text
@@ -59,7 +59,7 @@ from .resuming import unwrapped
 from .runner import PARTIAL, Runner, was_trained_in
 from .schedules import fit_length, set_length, space_out
 from .tasks import CLASSIFICATION, has_regions, task_of
-from .watching import check_equal, in_company
+from .watching import check_equal, end_together, in_company
 
 TOP1 = 'accuracy/top1'
 ROOM = f'room{PARTIAL}'  # in the work directory: what the disk can take
@@ -304,6 +304,7 @@ def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkp
     require('mmcv', *(name for name in (scope,) if name in REQUIREMENTS))
     start_processes(launcher, (cfg.get('env_cfg') or {}).get('dist_cfg'))
     cfg.launcher, cfg.work_dir, cfg.trust_checkpoint = launcher, work_dir, trust_checkpoint
+    init_default_scope(scope)  # in each process: all of them build data sets
     guard_files(cfg, trust_checkpoint)
     if demo:
         demo_world.overlay(cfg)
@@ -375,12 +376,7 @@ def _report_data(cfg: Config, *modes: str, classes: bool = True) -> None:
                 print_log(remark, logger='current', level=logging.WARNING)
         except (OSError, ValueError, RuntimeError) as error:
             problem = error
-    stop = [problem is not None]
-    broadcast_object_list(stop)
-    if problem is not None:
-        raise problem
-    if stop[0]:
-        raise SystemExit(1)
+    end_together(problem)
 
 
 def _check_work_dir(work_dir: str) -> None:

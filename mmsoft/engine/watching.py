@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmengine.dist import all_gather_object, get_dist_info
+from mmengine.dist import all_gather_object, broadcast_object_list, get_dist_info
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
@@ -22,7 +22,7 @@ from mmengine.runner import Runner
 from mmsoft.registry import HOOKS
 
 from .conditions import differences, listed
-from .preemption import Preempted
+from .preemption import Preempted, ignore_signals
 
 BEAT = 1.0  # seconds between signs of life
 PATIENCE = float(os.environ.get('MMSOFT_PATIENCE', 60))  # seconds of waiting before a word is said, then twice as many
@@ -39,6 +39,18 @@ def check_equal(values: Mapping[str, Any]) -> None:
                 f'the processes were started for different runs: {listed(found, "in rank 0", f"in rank {rank}")}; '
                 'start all with the same config, options and files'
             )
+
+
+def end_together(problem: Exception | None) -> None:
+    """What the first process has found ends all: it raises, the others leave without a word."""
+    if problem is not None:
+        ignore_signals()  # a launcher ends it as soon as another has left
+    stop = [problem is not None]
+    broadcast_object_list(stop)
+    if problem is not None:
+        raise problem
+    if stop[0]:
+        raise SystemExit(1)
 
 
 class Others:
@@ -190,6 +202,8 @@ def _explain(others: Others, error: BaseException) -> None:
     left = isinstance(error, Preempted)
     if left and not others.listening:
         return  # all leave together
+    if not left:
+        ignore_signals()
     lost = isinstance(error, RuntimeError) and re.search('connection|peer|gloo|nccl|timed? ?out', str(error), re.I)
     found = others.ask_end(wait=bool(lost))
     if found is None:

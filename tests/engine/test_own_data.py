@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import mmdet
@@ -9,10 +11,11 @@ import mmseg
 import own_sets
 import pytest
 import torch
+from helpers import TOOLS
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from own_sets import FORMATS, NAMES
-from small_runs import dump, run, small_config
+from small_runs import ENVIRONMENT, dump, run, small_config
 
 import mmsoft
 from mmsoft.datasets.layout import leaf_datasets
@@ -200,3 +203,32 @@ def test_from_a_folder_to_detections(tmp_path):
     categories = json.loads((tmp_path / 'found' / 'categories.json').read_text())['categories']
     assert [category['name'] for category in categories] == NAMES
     assert {path: path.read_bytes() for path in root.rglob('*') if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_two_processes_follow_one_folder(tmp_path):
+    """One of them looks, and says what is wrong, though torchrun ends it as soon as the other has left."""
+    cfg, work = small_config('retinanet', tmp_path / 'world'), tmp_path / 'run'
+    cfg.model.test_cfg.score_thr = 0.0
+    config = dump(cfg, tmp_path)
+    bad, good = (make('coco', tmp_path / name) for name in ('bad', 'good'))
+    (file,) = bad.glob('*.json')
+    content = json.loads(file.read_text())
+    content['annotations'][0]['category_id'] = 999
+    file.write_text(json.dumps(content))
+    arguments = ['bash', TOOLS / 'dist_train.sh', config, '2', '--data', bad, '--work-dir', work]
+    environment = dict(ENVIRONMENT, PYTHON=sys.executable, MASTER_PORT='29541')
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=240)
+    text = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert text.count('error: ') == text.count('its category_id is 999, which is not listed') == 1, text
+    assert 'Traceback' not in text
+    assert '--resume' not in text
+
+    run('train', config, '--data', good, '--work-dir', work, '--epochs', 1, processes=2, port=29542)
+    metrics = ('test', work / config.name, work)
+    run(*metrics, processes=2, port=29543)
+    together = json.loads((work / 'metrics.json').read_text())
+    assert together['metrics']
+    run(*metrics)
+    assert json.loads((work / 'metrics.json').read_text()) == together
