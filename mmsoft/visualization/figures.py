@@ -142,11 +142,11 @@ def newton_figure(found: Mapping[str, Mapping[int, np.ndarray]]) -> Any:
             if stage in of_model:
                 mean, low, high = newton_summary(of_model[stage])
                 (line,) = panel.plot(mean, label=plain_text(title))
-                band = dict(alpha=0.25, color=line.get_color(), label='from the least to the largest picture')
+                band = dict(alpha=0.25, color=line.get_color(), label='range over pictures')
                 panel.fill_between(range(len(mean)), low, high, **band)
         panel.set(title=f'stage {stage}', xlabel='Newton steps', ylim=(0, None))
         panel.grid(alpha=0.3)
-    axes[0, 0].set_ylabel('error of the inverse X, |A X A - A| / |A|', fontsize=8)
+    axes[0, 0].set_ylabel('error of the inverse X,\n|A X A - A| / |A|', fontsize=8)
     axes[0, 0].legend(fontsize=7)
     return figure
 
@@ -176,9 +176,7 @@ def spectrum_figure(values: Mapping[str, np.ndarray], rows: Sequence[Mapping[str
             means = [float(np.mean(norms)) for norms in of_count]
             panel.plot(counts, means, dashes, color=colour, marker='.', label=names[key])
         panel.set(title=f'norm of the inverse,\n{short_name(layer)}', xlabel='number of landmarks', yscale='log')
-    axes[0, -1].legend(fontsize=7)
-    for panel in axes[0]:
-        panel.grid(alpha=0.3)
+    _lines_below(figure, axes[0, ::-1])
     return figure
 
 
@@ -208,7 +206,7 @@ def feature_figure(pictures: Sequence[np.ndarray], found: Mapping[str, Mapping[i
         panels[0].imshow(cv2.resize(picture, _fitting(*picture.shape[1::-1]), interpolation=cv2.INTER_AREA))
         for (title, stage), panel in zip(columns, panels[1:], strict=True):
             panel.imshow(found[title][stage][number])
-            panel.set_title(_wrapped(f'{title}, stage {stage}') if not number else '', fontsize=7)
+            panel.set_title(_wrapped(f'{title}\nstage {stage}') if not number else '', fontsize=7)
         for panel in panels:
             panel.set_axis_off()
     return figure
@@ -242,17 +240,18 @@ def injectivity_figure(found: Mapping[str, Mapping[str, Any]]) -> Any:
 def locality_figure(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
     """By layer, the share of weight in the 3 x 3 neighbourhood: with the local term, without it, of equal weights."""
     figure, axes = _figure(1, 1, (6.0, 3.4))
+    panel = axes[0, 0]
+    kinds = dict(
+        near=('-', 'with the local term'), alone=('--', 'without it'), uniform=(':', 'if all weights were equal')
+    )
     for number, (title, rows) in enumerate(found.items()):
-        for key, dashes, note in (
-            ('near', '-', ''),
-            ('alone', '--', ', no local term'),
-            ('uniform', ':', ', if all weights were equal'),
-        ):
+        for key, (dashes, _) in kinds.items():
             shares = [100 * row[key] for row in rows]
-            axes[0, 0].plot(
-                range(1, len(rows) + 1), shares, dashes, marker='.', color=f'C{number}', label=plain_text(title) + note
-            )
-    axes[0, 0].set(xlabel='layer', ylabel='weight in the 3 x 3\naround the query, %', ylim=(0, 100))
+            panel.plot(range(1, len(rows) + 1), shares, dashes, marker='.', color=f'C{number}')
+        panel.plot([], [], color=f'C{number}', label=plain_text(title))
+    for dashes, label in kinds.values():
+        panel.plot([], [], dashes, color='black', label=label)
+    panel.set(xlabel='layer', ylabel='weight in the 3 x 3\naround the query, %', ylim=(0, 100))
     _lines_below(figure, axes[0])
     return figure
 

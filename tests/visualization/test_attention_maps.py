@@ -6,6 +6,7 @@ import pytest
 import torch
 from backbones import CASES
 from helpers import MINI, relative_error
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from mmsoft import SOFT
 from mmsoft.layers import SoftmaxAttention
@@ -139,3 +140,19 @@ def test_a_title_of_several_lines_is_whole(tmp_path):
     figures.save_figure(figures.attention_figure([row]), tmp_path / 'shown')
     shown = cv2.imread(str(tmp_path / 'shown.png'))
     assert all((border == 255).all() for border in (shown[0], shown[-1], shown[:, 0], shown[:, -1]))
+
+
+def test_no_legend_covers_lines():
+    """Of the norms, whose lines fill their panel; names of models and kinds of lines stand once."""
+    norms = dict(exact=9.0, exact_normalized=3.0, soft=2.0, soft_pp=1.0)
+    rows = [dict(layer='stages.1.blocks.0.attn', landmarks=count, **norms) for count in (9, 400)]
+    spectrum = figures.spectrum_figure({rows[0]['layer']: np.ones((2, 9))}, rows)
+    layers = [dict(near=0.9, alone=0.5, uniform=0.1)] * 2
+    locality = figures.locality_figure(dict.fromkeys(('a_long_name_of_a_config', 'another_long_name'), layers))
+    for figure, panel in ((spectrum, spectrum.axes[-1]), (locality, locality.axes[0])):
+        FigureCanvasAgg(figure).draw()
+        (legend,) = figure.legends
+        assert panel.get_legend() is None
+        assert not legend.get_window_extent().overlaps(panel.get_window_extent())
+        texts = [text.get_text() for text in legend.get_texts()]
+        assert len(texts) == len(set(texts)) <= 5
