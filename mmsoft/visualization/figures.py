@@ -88,7 +88,7 @@ def attention_figure(rows: Sequence[Panels], head: int | None = None, landmarks:
     return figure
 
 
-def _wrapped(title: str, width: int = 30) -> str:
+def _wrapped(title: str, width: int = 40) -> str:  # the longest name of a shipped config has 38
     return '\n'.join(plain_text(line) for part in title.split('\n') for line in textwrap.wrap(part, width))
 
 

@@ -135,9 +135,11 @@ def test_faults_are_told_in_a_sentence():
 def test_a_title_of_several_lines_is_whole(tmp_path):
     maps = attention_maps(SOFT(MINI).eval(), torch.randn(1, 3, 64, 64), [(0.5, 0.5)])
     row = figures.Panels(
-        'soft_pp_tiny_300e_in1k, start values\n0.5 0.5', np.zeros((64, 64, 3), np.uint8), (64, 64), maps
+        'retinanet_soft_pp_small_1x_coco, start values\n0.5 0.5', np.zeros((64, 64, 3), np.uint8), (64, 64), maps
     )
-    figures.save_figure(figures.attention_figure([row]), tmp_path / 'shown')
+    figure = figures.attention_figure([row])
+    assert figure.axes[0].get_title().split('\n')[0] == 'retinanet_soft_pp_small_1x_coco, start'
+    figures.save_figure(figure, tmp_path / 'shown')
     shown = cv2.imread(str(tmp_path / 'shown.png'))
     assert all((border == 255).all() for border in (shown[0], shown[-1], shown[:, 0], shown[:, -1]))
 
