@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
 
-from mmsoft.versions import first_line, require
+from mmsoft.versions import require
 
 KEY = 'mmsoft'  # of the file's metadata
 FORMAT = 1  # of what stands there; a file of a newer one is refused
@@ -18,7 +19,7 @@ class ModelFileError(ValueError):
 
 
 class Runtime(Protocol):
-    """A loaded file."""
+    """A loaded file, which several threads may run."""
 
     def __init__(self, path: Path, threads: int | None) -> None: ...
 
@@ -68,14 +69,16 @@ class OpenVino:
         options = {'INFERENCE_NUM_THREADS': threads} if threads else {}
         # as exact as onnxruntime: some processors would take bfloat16
         self.compiled = core.compile_model(self.model, 'CPU', {'INFERENCE_PRECISION_HINT': 'f32', **options})
+        self.lock = Lock()  # a compiled model that is called writes into one place, whichever thread calls
 
     def about(self) -> str | None:
         place = ['framework', KEY]
         return str(self.model.get_rt_info(place).value) if self.model.has_rt_info(place) else None
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        found = self.compiled(dict(inputs))
-        return [found[output] for output in self.compiled.outputs]
+        with self.lock:
+            found = self.compiled(dict(inputs))
+            return [found[output] for output in self.compiled.outputs]
 
 
 RUNTIMES = dict(onnxruntime=OnnxRuntime, openvino=OpenVino)
@@ -85,6 +88,8 @@ def open_file(path: str | Path, runtime: 'str | type[Runtime]', threads: int | N
     """The loaded file, and its metadata; a ModelFileError says what is wrong with it."""
     if isinstance(runtime, str) and runtime not in RUNTIMES:
         raise ValueError(f'runtime {runtime!r} is unknown; choose one of {", ".join(RUNTIMES)}')
+    if threads is not None and threads < 1:
+        raise ValueError(f'threads must be 1 or more; got {threads}')
     file = Path(path).expanduser()
     if not file.is_file():
         raise FileNotFoundError(f'{str(path)!r}: there is no such model file (working directory {str(Path.cwd())!r})')
@@ -93,7 +98,10 @@ def open_file(path: str | Path, runtime: 'str | type[Runtime]', threads: int | N
     except ImportError:
         raise
     except Exception as error:  # runtimes fail in ways of their own
-        raise ModelFileError(f'{str(path)!r} is no model that {runtime} can load: {first_line(error)}') from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[
+            -1
+        ]  # before it OpenVINO says where it failed
+        raise ModelFileError(f'{str(path)!r} is no model that {runtime} can load: {reason}') from error
     return loaded, read_about(loaded.about(), str(path))
 
 
