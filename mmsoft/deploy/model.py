@@ -10,7 +10,9 @@ import numpy as np
 from .pictures import PictureError, prepare, read_picture
 from .runtimes import Runtime, open_file
 
-PASTED = 2**21  # pixels of a picture that masks are pasted to: a hundred masks take 5 bytes each of every pixel
+# Pixels of a picture at which a file makes masks and label maps: a hundred masks take 5 bytes each of every pixel, and
+# the scores of 150 classes 4 bytes each.
+PASTED = 2**21
 
 
 @dataclass
@@ -97,11 +99,12 @@ class Model:
 
     def run(self, images: np.ndarray, size: tuple[int, int]) -> Iterator[Result]:
         """The results of prepared pictures (B, 3, h, w), all of which had the height and width ``size``."""
-        if self.task == 'masks' and len(images) > 1 and len(images) * size[0] * size[1] > PASTED:
+        by_pixel = self.task in ('masks', 'labels')
+        if by_pixel and len(images) > 1 and len(images) * size[0] * size[1] > PASTED:
             for image in images:
                 yield from self.run(image[None], size)
             return
-        asked = pasted_size(size) if self.task == 'masks' else size
+        asked = pasted_size(size) if by_pixel else size
         found = self.runtime.run(self.inputs(images, asked))
         for number in range(len(images)):
             result = self._result(found, number, asked)
@@ -123,15 +126,19 @@ class Model:
 
 
 def pasted_size(size: tuple[int, int]) -> tuple[int, int]:
-    """The size to which a file pastes masks: that of the picture, or less where memory might not hold them."""
+    """The size at which a file makes masks and label maps: the picture's, or less where memory might not hold them."""
     factor = (PASTED / (size[0] * size[1])) ** 0.5
     return size if factor >= 1 else (max(int(size[0] * factor), 1), max(int(size[1] * factor), 1))
 
 
 def _enlarged(result: Result, size: tuple[int, int]) -> Result:
-    """Of the same picture at ``size``: boxes as exact as before, a pixel of a mask as the nearest of the smaller."""
+    """Of the same picture at ``size``: boxes as exact as before, of masks and label maps the nearest pixel."""
     (height, width), smaller = size, result.size
-    result.boxes = result.boxes * np.float32([width / smaller[1], height / smaller[0]] * 2)
     rows, columns = (((np.arange(new) + 0.5) * old / new).astype(int) for new, old in zip(size, smaller, strict=True))
-    result.masks, result.size = result.masks[:, rows[:, None], columns], (int(height), int(width))
+    if result.label_map is not None:
+        result.label_map = result.label_map[rows[:, None], columns]
+    else:
+        result.boxes = result.boxes * np.float32([width / smaller[1], height / smaller[0]] * 2)
+        result.masks = result.masks[:, rows[:, None], columns]
+    result.size = int(height), int(width)
     return result

@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 Pixels = np.ndarray  # (H, W, 3), uint8, RGB
+MOST = 2**26  # pixels that a classifier's picture is resized to before the crop: a strip of a few would fill the memory
 FIXED = 2048  # what OpenCV's whole weights of 8-bit pictures sum to
 
 
@@ -99,6 +100,11 @@ def _cropped(image: Pixels, steps: Mapping[str, Any]) -> Pixels:
     picture, side = Image.fromarray(image), steps['resize']
     short, long = min(picture.size), max(picture.size)
     other = int(side * long / short)
+    if side * other > MOST:
+        raise PictureError(
+            f'a picture of {picture.width} x {picture.height} would be resized to sides of {side} and {other} before '
+            'the crop: cut its longer side'
+        )
     if short != side:
         size = (side, other) if picture.width <= picture.height else (other, side)
         picture = picture.resize(size, Image.Resampling[steps['interpolation'].upper()])

@@ -32,6 +32,39 @@ class Boxed(Model):
         self.steps = {'exif': True, 'scale': (80, 60), 'keep_ratio': False}
 
 
+class Halves:
+    """A runtime for which the left half of every picture is of class 0, the right of class 1."""
+
+    def __init__(self):
+        self.asked = []
+
+    def run(self, inputs):
+        height, width = map(int, inputs['size'])
+        count = len(inputs['images'])
+        self.asked.append((count, height, width))
+        return [np.broadcast_to(np.arange(width) >= width / 2, (count, height, width)).astype(np.int64)]
+
+
+class Labelled(Model):
+    def __init__(self):
+        self.runtime, self.task, self.classes = Halves(), 'labels', ('left', 'right')
+        self.steps = {'exif': True, 'scale': (80, 60), 'keep_ratio': False}
+
+
+def test_label_maps_of_large_pictures_are_made_small_and_alone(monkeypatch):
+    monkeypatch.setattr(model, 'PASTED', 100_000)
+    labelled = Labelled()
+    for found in labelled([np.zeros((900, 1200, 3), np.uint8)] * 2):
+        assert found.size == found.label_map.shape == (900, 1200)
+        assert not found.label_map[:, :597].any()
+        assert found.label_map[:, 603:].all()
+    assert all(count == 1 and 90_000 < height * width <= 100_000 for count, height, width in labelled.runtime.asked)
+    assert len(labelled.runtime.asked) == 2
+    small = np.zeros((150, 200, 3), np.uint8)
+    labelled([small] * 3)
+    assert labelled.runtime.asked[2:] == [(3, 150, 200)]
+
+
 @pytest.mark.parametrize('shape', [(900, 1200), (901, 1200), (300, 3001)])
 def test_masks_of_large_pictures_are_pasted_small(shape, monkeypatch):
     monkeypatch.setattr(model, 'PASTED', 100_000)

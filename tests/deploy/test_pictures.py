@@ -41,6 +41,14 @@ def test_classifiers_see_what_torchvision_crops(sides):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+def test_a_strip_that_would_fill_the_memory_is_refused():
+    strip = np.zeros((2, 65_000, 3), np.uint8)
+    with pytest.raises(
+        PictureError, match='a picture of 65000 x 2 would be resized to sides of 256 and 8320000 before'
+    ):
+        prepare(strip, dict(resize=256, crop=[224, 224], interpolation='bicubic'))
+
+
 def test_pictures_of_every_mode_are_read_as_opencv_reads_them(tmp_path):
     for name, image in dict(
         colour=Image.fromarray(noise(9, 12, 3)), grey=Image.fromarray(noise(9, 12)), flat=Image.new('P', (12, 9), 3)
