@@ -45,22 +45,26 @@ def main() -> None:
     args = parser.parse_args()
     if args.benchmark and (args.raw or not args.out.endswith('.onnx')):
         parser.error(f'--benchmark measures whole models in .onnx; leave it out for {args.out}')
+    if args.threads < 1:
+        parser.error(f'--threads must be 1 or more; got {args.threads}')
     if args.data:
         check_options(args.cfg_options or {})
+    config = load_config(args.config, args.cfg_options) if args.config else None
+    options = None if args.config else args.cfg_options
     export(
-        load_config(args.config, args.cfg_options) if args.config else None,
+        config,
         args.checkpoint,
         args.out,
         args.precision,
         args.pictures,
         args.trust_checkpoint,
-        None if args.config else args.cfg_options,
+        options,
         args.raw,
         args.data,
         args.images,
     )
     if args.benchmark:
-        print(compare_cost(args.checkpoint, Path(args.out), args.config, args.threads))
+        print(compare_cost(args.checkpoint, Path(args.out), config, args.threads, args.trust_checkpoint, options))
     print(f'{args.out} is written; see docs/deploy.md on how to run it')
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Full, Queue
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
@@ -31,6 +31,7 @@ except StackError as missing:
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -149,8 +150,12 @@ def make_app(model: Model, limits: Limits) -> Starlette:
     async def page(request: Request) -> Response:
         return FileResponse(PAGE)
 
+    async def refused(request: Request, error: Exception) -> Response:
+        wanted = f'{request.method} {request.url.path}: ask for GET /, GET /about or POST /predict'
+        return JSONResponse(dict(error=wanted), cast(HTTPException, error).status_code)
+
     routes = [Route('/', page), Route('/about', about), Route('/predict', predict, methods=['POST'])]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, exception_handlers={HTTPException: refused})
 
 
 async def _body(request: Request, limits: Limits) -> bytes:
@@ -205,9 +210,9 @@ def main() -> None:
     parser.add_argument('--megabytes', type=float, default=Limits.megabytes, help='largest request')
     parser.add_argument('--megapixels', type=float, default=Limits.megapixels, help='largest picture')
     args = parser.parse_args()
-    for name in ('batch', 'waiting', 'seconds', 'megabytes', 'megapixels'):
-        if getattr(args, name) <= 0:
-            sys.exit(f'error: --{name} must be more than 0; got {getattr(args, name):g}')
+    for name in ('threads', 'batch', 'waiting', 'seconds', 'megabytes', 'megapixels'):
+        if (value := getattr(args, name)) is not None and not value > 0:
+            sys.exit(f'error: --{name} must be more than 0; got {value:g}')
     try:
         model = load(args.model, args.runtime, args.threads)
     except (OSError, ValueError) as error:

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
-import onnx
 import pytest
 from helpers import ROOT
+from known_models import write_known, write_means
 from onnx import TensorProto, helper
 from PIL import Image
 
@@ -26,31 +26,9 @@ pytestmark = pytest.mark.slow
 REQUESTS, CLIENTS = 1000, 16
 
 
-def write(path, nodes, constants, outputs, about):
-    """A graph of a few nodes, in the format of ``mmsoft export``."""
-    images = helper.make_tensor_value_info('images', TensorProto.FLOAT, ['n', 3, 'h', 'w'])
-    size = helper.make_tensor_value_info('size', TensorProto.INT64, [2])
-    inputs = [images] if about['task'] == 'classes' else [images, size]
-    found = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs]
-    values = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
-    model = helper.make_model(
-        helper.make_graph(nodes, 'known', inputs, found, values), opset_imports=[helper.make_opsetid('', 18)]
-    )
-    model.ir_version = 9
-    about = dict(format=1, mmsoft='0.1.0', preprocessing=dict(exif=True, scale=None), **about)
-    entry = model.metadata_props.add()
-    entry.key, entry.value = 'mmsoft', json.dumps(about)
-    onnx.save(model, path)
-    return path
-
-
 @pytest.fixture(scope='module')
 def means(tmp_path_factory):
-    """A classifier whose scores are the mean red, green and blue of a picture: they tell which one it was."""
-    nodes = [helper.make_node('ReduceMean', ['images', 'axes'], ['scores'], keepdims=0)]
-    about = dict(task='classes', classes=['red', 'green', 'blue'], palette=[[255, 0, 0], [0, 255, 0], [0, 0, 255]])
-    path = tmp_path_factory.mktemp('model') / 'means.onnx'
-    return write(path, nodes, dict(axes=np.array([2, 3])), [('scores', TensorProto.FLOAT)], about)
+    return write_means(tmp_path_factory.mktemp('model') / 'means.onnx')
 
 
 @pytest.fixture(scope='module')
@@ -65,7 +43,7 @@ def box(tmp_path_factory):
     kinds = dict(boxes=TensorProto.FLOAT, scores=TensorProto.FLOAT, labels=TensorProto.INT64, image=TensorProto.INT64)
     nodes = [helper.make_node('Identity', [f'{name}_'], [name]) for name in kinds]
     about = dict(task='boxes', classes=['kite'], palette=[[255, 0, 0]])
-    return write(tmp_path_factory.mktemp('model') / 'box.onnx', nodes, constants, list(kinds.items()), about)
+    return write_known(tmp_path_factory.mktemp('model') / 'box.onnx', nodes, constants, list(kinds.items()), about)
 
 
 @contextmanager
@@ -89,11 +67,15 @@ def serving(model, *options):
         process.wait(20)
 
 
-def post(port, data):
+def ask(port, method, path, data=None):
     connection = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
-    connection.request('POST', '/predict', data)
+    connection.request(method, path, data)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
+
+
+def post(port, data):
+    return ask(port, 'POST', '/predict', data)
 
 
 def picture(colour, size=(24, 16), kind='PNG'):
@@ -112,9 +94,7 @@ def test_a_thousand_requests_of_sixteen_clients_get_their_own_answers(means):
 
     with serving(means, '--waiting', '32') as port, ThreadPoolExecutor(CLIENTS) as clients:
         answers = list(clients.map(one, range(REQUESTS)))
-        about = http.client.HTTPConnection('127.0.0.1', port)
-        about.request('GET', '/about')
-        assert json.loads(about.getresponse().read())['classes'] == ['red', 'green', 'blue']
+        assert ask(port, 'GET', '/about')[1]['classes'] == ['red', 'green', 'blue']
     assert len(answers) == REQUESTS
     for number, (status, found) in enumerate(answers):
         assert status == 200, found
@@ -135,6 +115,9 @@ def test_what_is_refused_gets_a_sentence(means, tmp_path):
             got, answer = post(port, data)
             assert got == status, answer
             assert sentence in answer['error']
+        for method, path, status in (('GET', '/predict', 405), ('POST', '/elsewhere', 404)):
+            sentence = f'{method} {path}: ask for GET /, GET /about or POST /predict'
+            assert ask(port, method, path) == (status, dict(error=sentence))
         assert post(port, picture('red'))[0] == 200
         with ThreadPoolExecutor(CLIENTS) as clients:
             found = list(clients.map(lambda _: post(port, picture('blue')), range(200)))
@@ -145,6 +128,7 @@ def test_what_is_refused_gets_a_sentence(means, tmp_path):
     for arguments, sentence in (
         ([tmp_path / 'none.onnx'], 'there is no such model file'),
         ([means, '--batch', '0'], 'error: --batch must be more than 0; got 0'),
+        ([means, '--threads', '-1'], 'error: --threads must be more than 0; got -1'),
     ):
         command = [sys.executable, '-m', 'mmsoft.deploy.serve', *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=str(ROOT)))
