@@ -45,6 +45,8 @@ def export(
     out = Path(out)
     if out.suffix not in SUFFIXES:
         raise ExportError(f'--out {str(out)!r}: its suffix says the format; choose one of {", ".join(SUFFIXES)}')
+    if not out.parent.is_dir():
+        raise ExportError(f'--out {str(out)!r}: there is no folder {str(out.parent)!r}; make it first')
     if precision not in TOLERANCES:
         raise ExportError(f'--precision {precision!r} is unknown; choose one of {", ".join(TOLERANCES)}')
     measured, apart = _for_ranges(precision, images, raw or out.suffix != '.onnx')

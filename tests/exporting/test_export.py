@@ -169,6 +169,11 @@ def test_what_cannot_be_run_gets_a_sentence(exported, tmp_path):
     assert not list(tmp_path.glob('*.part'))
 
 
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path):
+    with pytest.raises(ExportError, match=r"nowhere/a.onnx': there is no folder .*nowhere'; make it first"):
+        export(None, 'none.pth', tmp_path / 'nowhere' / 'a.onnx')
+
+
 def test_a_foreign_part_is_refused(tmp_path):
     cfg = small_config('retinanet', tmp_path)
     cfg.test_dataloader.dataset.pipeline.insert(2, dict(type='Pad', size_divisor=32))
