@@ -98,9 +98,7 @@ def open_file(path: str | Path, runtime: 'str | type[Runtime]', threads: int | N
     except ImportError:
         raise
     except Exception as error:  # runtimes fail in ways of their own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[
-            -1
-        ]  # before it OpenVINO says where it failed
+        *_, reason = (str(error).strip() or type(error).__name__).splitlines()  # OpenVINO says first where it failed
         raise ModelFileError(f'{str(path)!r} is no model that {runtime} can load: {reason}') from error
     return loaded, read_about(loaded.about(), str(path))
 
