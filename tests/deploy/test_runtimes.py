@@ -4,10 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from known_models import write_means
+from onnx import TensorProto, helper
 
 from mmsoft.deploy import ModelFileError, load
+from mmsoft.deploy.runtimes import SLOWER
 
 RUNTIMES = ('onnxruntime', 'openvino')
 
@@ -39,3 +42,31 @@ def test_the_reason_why_a_file_cannot_be_loaded_is_told(runtime, means, tmp_path
         load(tmp_path / 'unknown.onnx', runtime)
     with pytest.raises(ValueError, match='threads must be 1 or more; got 0'):
         load(means, runtime, threads=0)
+
+
+def test_a_file_is_opened_without_a_plan_of_memory(means):
+    options = load(means).runtime.session.get_session_options()
+    assert not options.enable_mem_pattern
+    assert not options.enable_mem_reuse
+
+
+def test_a_sum_and_a_norm_stay_two_operators(tmp_path):
+    """onnxruntime passes over names of optimizers that it does not know."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 5, 8]) for name in 'xy')
+    nodes = [
+        helper.make_node('Add', ['x', 'x'], ['sum']),
+        helper.make_node('LayerNormalization', ['sum', 'one', 'one'], ['y']),
+    ]
+    one = onnx.numpy_helper.from_array(np.ones(8, np.float32), 'one')
+    graph = helper.make_graph(nodes, 'residual', [x], [y], [one])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=9)
+
+    def operators(disabled):
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / 'optimized.onnx')
+        providers = ['CPUExecutionProvider']
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers, disabled_optimizers=disabled)
+        return [node.op_type for node in onnx.load(tmp_path / 'optimized.onnx').graph.node]
+
+    assert operators([]) == ['SkipLayerNormalization']
+    assert operators(SLOWER) == ['Add', 'LayerNormalization']
