@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Full, Queue
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any, cast
 
 import numpy as np
@@ -40,6 +40,7 @@ from .model import Model, Result, load
 from .pictures import PictureError, read_picture
 
 PAGE = Path(__file__).with_name('page.html')
+READERS = 4  # pictures that are decoded at a time: each needs several bytes for every pixel
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,15 @@ class Batches:
     def __init__(self, model: Model, limits: Limits) -> None:
         self.model, self.limits = model, limits
         self.jobs: Queue[_Job] = Queue(limits.waiting)
+        self.reading = Semaphore(READERS)
         Thread(target=self._work, daemon=True).start()
 
     def __call__(self, data: bytes) -> Result:
         """The result of a file's bytes; waits for it."""
-        image = self._read(data)
-        job = _Job(self.model.prepare(image), image.shape[:2], Future())
+        with self.reading:
+            image = self._read(data)
+            job = _Job(self.model.prepare(image), image.shape[:2], Future())
+            del image
         try:
             self.jobs.put_nowait(job)
         except Full:

@@ -11,7 +11,10 @@ EXPORTED_WEIGHTS = 2**22  # of a picture's heads at once, 16 MiB in float32: run
 
 @operator(example=lambda random: (random(2, 3, 20, 8), random(2, 3, 5, 8), random(2, 3, 5, 8)))
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``softmax(d^(-1/2) q k' + bias) v`` of q (B, h, N, d), k (B, h, M, d), v (B, h, M, e) -> (B, h, N, e)."""
+    """``softmax(d^(-1/2) q k' + bias) v`` of q (B, h, N, d), k (B, h, M, d), v (B, h, M, e) -> (B, h, N, e).
+
+    All heads have one bias.
+    """
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 

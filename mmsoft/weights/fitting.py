@@ -112,8 +112,8 @@ def fit_weights(
         )
     if strict and not report.complete:
         raise CheckpointError(
-            f'these weights do not fit {type(model).__name__}; choose the matching options, '
-            f'or pass strict=False to keep the rest of the model as it is\n{report}'
+            f'these weights do not fit {type(model).__name__}: choose the options that they were trained with; '
+            f'in Python, strict=False keeps the rest of the model as it is\n{report}'
         )
     return fitted, report
 
