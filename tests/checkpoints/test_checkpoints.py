@@ -112,7 +112,7 @@ def test_overrides(golden, monkeypatch):
     assert torch.equal(fine.stages[3].blocks[0].attn.kv.weight, golden.weights['block4.0.attn.kv.weight'])
     headless = {name: value for name, value in golden.weights.items() if not name.startswith('head')}
     assert from_published(headless, num_classes=5).head.weight.shape == (5, 64)
-    with pytest.raises(CheckpointError, match=r'pass strict=False'):
+    with pytest.raises(CheckpointError, match=r'strict=False keeps the rest'):
         from_published(golden.weights, landmark_sampling='avg_pool')
     assert from_published(golden.weights, landmark_sampling='avg_pool', strict=False).arch == plain.arch
     larger = from_published(golden.weights, attn=golden.attn, img_size=384)
