@@ -69,7 +69,7 @@ def scores_of(task: str, seed: int, work_dir: Path, epochs: int = EPOCHS) -> dic
     def test(name: str) -> float:
         model, weights = tested[name]
         found = evaluate(copy.deepcopy(model), weights, work_dir=str(folder / f'test_{name}'), demo=True)
-        return 100 * found[METRICS[task]] if task == 'boxes' else found[METRICS[task]]
+        return float(found[METRICS[task]]) * (100 if task == 'boxes' else 1)
 
     return {name: once(folder / f'{name}.json', f'{cfg.pretty_text} {name}', partial(test, name)) for name in MODELS}
 
