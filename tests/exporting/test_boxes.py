@@ -19,7 +19,7 @@ def random_boxes(count, seed=0):
 
 
 def test_boxes_are_decoded_as_the_coder_does():
-    coder = TASK_UTILS.build(dict(type='DeltaXYWHBBoxCoder', target_stds=[0.1, 0.1, 0.2, 0.2]))
+    coder = TASK_UTILS.build(dict(type='mmdet.DeltaXYWHBBoxCoder', target_stds=[0.1, 0.1, 0.2, 0.2]))
     anchors, deltas = random_boxes(500), torch.randn(500, 4) * 20
     expected = coder.decode(anchors, deltas, max_shape=(150, 120))
     torch.testing.assert_close(decode(anchors, deltas, coder, 150, 120), expected)
@@ -51,7 +51,7 @@ def test_the_best_are_filled_up_with_nothing():
 def test_regions_are_those_of_the_extractor():
     layer = dict(type='RoIAlign', output_size=7, sampling_ratio=0)
     extractor = MODELS.build(
-        dict(type='SingleRoIExtractor', roi_layer=layer, out_channels=4, featmap_strides=[4, 8, 16, 32])
+        dict(type='mmdet.SingleRoIExtractor', roi_layer=layer, out_channels=4, featmap_strides=[4, 8, 16, 32])
     )
     maps = [torch.randn(2, 4, 256 // stride, 256 // stride) for stride in (4, 8, 16, 32)]
     boxes = torch.cat((torch.randint(2, (40, 1)).float(), random_boxes(40) * torch.linspace(0.05, 1.2, 40)[:, None]), 1)

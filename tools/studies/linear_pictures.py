@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
-from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
 import mmsoft
@@ -115,7 +114,6 @@ def teacher_files(teacher: nn.Module, pictures: Pictures, folder: Path) -> dict[
 
 def of_teacher(source: dict[str, str], **options: Any) -> Callable[[nn.Module, Tensor, Tensor, Recipe], Tensor]:
     """The loss that the option ``teacher=`` of our classifiers makes of the labels'."""
-    init_default_scope('mmengine')
     master = Teacher(**source, kind='soft', **options)
 
     def loss_of(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
