@@ -27,26 +27,33 @@ from mmsoft.engine.cli import run_tool
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', type=int, default=1, help='teachers a task; each takes minutes')
-    parser.add_argument('--tasks', nargs='+', default=list(CONFIGS), choices=CONFIGS)
+    parser.add_argument('--tasks', nargs='+', choices=CONFIGS, help='by default all')
     parser.add_argument('--pictures', metavar='FOLDER', help='train/<class>/ and val/<class>/, instead of the tasks')
-    parser.add_argument('--size', type=int, default=Recipe.size, help='of --pictures, a multiple of 32')
+    parser.add_argument('--size', type=int, help=f'of --pictures, a multiple of 32 (default {Recipe.size})')
     parser.add_argument('--epochs', type=int, help=f'of the teacher, a multiple of 4 ({EPOCHS}; {Recipe.epochs})')
     parser.add_argument('--work-dir', default='work_dirs/linear', help='what is finished there is not repeated')
     parser.add_argument('--out', metavar='FILE.json', help='keep the values, and the table beside them')
     args = parser.parse_args()
-    epochs = args.epochs or (Recipe.epochs if args.pictures else EPOCHS)
-    if args.seeds < 1 or epochs < 4 or epochs % 4 or args.size < 32 or args.size % 32:
+    if args.tasks and args.pictures:
+        parser.error('--tasks are of the drawn world: leave out --tasks, or --pictures')
+    if args.size is not None and not args.pictures:
+        parser.error('--size is of --pictures: leave out --size, or name a folder')
+    size = Recipe.size if args.size is None else args.size
+    epochs = args.epochs
+    if epochs is None:
+        epochs = Recipe.epochs if args.pictures else EPOCHS
+    if args.seeds < 1 or epochs < 4 or epochs % 4 or size < 32 or size % 32:
         raise SystemExit(
             'error: --seeds must be 1 or more, --epochs a multiple of 4, --size one of 32; '
-            f'got {args.seeds}, {epochs}, {args.size}'
+            f'got {args.seeds}, {epochs}, {size}'
         )
     work_dir, seeds = Path(args.work_dir), range(args.seeds)
     try:
         if args.pictures:
-            found = linear_pictures.study(args.pictures, seeds, Recipe(args.size, epochs), work_dir)
+            found = linear_pictures.study(args.pictures, seeds, Recipe(size, epochs), work_dir)
             table = linear_pictures.study_table(found)
         else:
-            found = study(work_dir, seeds, args.tasks, epochs)
+            found = study(work_dir, seeds, args.tasks or CONFIGS, epochs)
             table = study_table(found)
     except Preempted as stop:
         sys.exit(f'{stop}; run the same command again to go on')

@@ -64,8 +64,9 @@ class Teacher:
                 'give a teacher of the same classes'
             )
         loss = (1 - self.weight) * loss + self.weight * self._compare(logits, wanted)
-        if tokens is None or map_wanted is None:
+        if not self.maps:
             return loss
+        assert tokens is not None and map_wanted is not None  # noqa: PT018
         return loss + self.maps * self._map_error(tokens, map_wanted)
 
     def _map_error(self, tokens: Tensor, wanted: Tensor) -> Tensor:

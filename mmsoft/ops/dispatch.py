@@ -195,6 +195,11 @@ def not_exported(*_: Any, **__: Any) -> str | None:
     return None if is_exporting() else 'no program is being exported'
 
 
+def not_exported_with(*sizes: int) -> str | None:
+    """What speaks against code that is written out for these sizes."""
+    return not_exported() or ('a size of the program is left open' if is_symbol(*sizes) else None)
+
+
 def no_triton(*tensors: Tensor | None) -> str | None:
     """What speaks against kernels in Triton; meta tensors stand for a GPU's, and its interpreter runs on the CPU."""
     if IS_EXPORTING() or is_tracing() or IS_FX_TRACING():

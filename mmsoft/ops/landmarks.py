@@ -118,9 +118,8 @@ def weigh_sides(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 def averages(count: int, size: int, device: torch.device) -> Tensor:
     """Matrix (count, size), each row the average that ``adaptive_avg_pool2d`` takes."""
-    index, place = torch.arange(count, device=device)[:, None], torch.arange(size, device=device)
-    first, end = index * size // count, ((index + 1) * size + count - 1) // count
-    return ((place >= first) & (place < end)) / (end - first)
+    index = torch.arange(count, device=device)
+    return _means(index * size // count, ((index + 1) * size + count - 1) // count, size)
 
 
 def average_windows(x: Tensor, window: tuple[int, int]) -> Tensor:
@@ -147,11 +146,17 @@ def _sampling(count: Tensor, side: Tensor, size: int, bounded: Tensor) -> Tensor
     """Matrix (count, size): averages as ``adaptive_avg_pool2d`` has them, or the first rows as they are."""
     length = count.item()
     torch._check(length >= 1)
-    index, place = torch.arange(length, device=count.device), torch.arange(size, device=count.device)
+    index = torch.arange(length, device=count.device)
     first = torch.where(bounded, index * side // count, index)
     end = torch.where(bounded, ((index + 1) * side + count - 1) // count, index + 1)
-    inside = (place >= first[:, None]) & (place < end[:, None])
-    return inside / (end - first)[:, None]
+    return _means(first, end, size)
+
+
+def _means(first: Tensor, end: Tensor, size: int) -> Tensor:
+    """Matrix (count, size): row i averages from ``first[i]`` up to ``end[i]``, both (count,)."""
+    first, end = first[:, None], end[:, None]
+    place = torch.arange(size, device=first.device)
+    return ((place >= first) & (place < end)) / (end - first)
 
 
 def _whole_windows(height: int, width: int, window: tuple[int, int]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ Han et al., "Demystify Mamba in Vision: A Linear Attention Perspective", NeurIPS
 Fan et al., "Breaking the Low-Rank Dilemma of Linear Attention", CVPR 2025 (RALA).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -75,9 +75,7 @@ def rotate(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     if leading:
         cos = torch.cat((cos.new_ones(leading, 2 * count), cos))
         sin = torch.cat((sin.new_zeros(leading, 2 * count), sin))
-    cos, sin = cos[:, None].to(a.dtype), sin[:, None].to(a.dtype)
-    turned = (a * cos - b * sin, a * sin + b * cos)
-    return torch.cat([part.flatten(2).unflatten(2, (x.shape[1], -1)) for part in turned], -1).transpose(1, 2)
+    return _to_heads(_turn(a, b, cos[:, None], sin[:, None]), x.shape[1])
 
 
 @rotate.also('export', not_exported)
@@ -88,12 +86,22 @@ def _rotate_export(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     axes = pairs[:, leading:].unflatten(1, (rows.shape[0], -1)).unflatten(-2, (2, -1)).unbind(-3)
     turned = []
     for pair, angles in zip(axes, (rows[:, None, None], columns[:, None]), strict=True):
-        (a, b), cos, sin = pair.unbind(-1), angles.cos().to(pair.dtype), angles.sin().to(pair.dtype)
-        turned.append((a * cos - b * sin, a * sin + b * cos))  # (B, H, W, repeats, K)
+        a, b = pair.unbind(-1)
+        turned.append(_turn(a, b, angles.cos(), angles.sin()))  # (B, H, W, repeats, K) each
     parts = [torch.cat(part, -1).flatten(1, 2) for part in zip(*turned, strict=True)]
     if leading:
         parts = [torch.cat(part, 1) for part in zip(pairs[:, :leading].unbind(-1), parts, strict=True)]
-    return torch.cat([part.flatten(2).unflatten(2, (x.shape[1], -1)) for part in parts], -1).transpose(1, 2)
+    return _to_heads(parts, x.shape[1])
+
+
+def _turn(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = cos.to(a.dtype), sin.to(a.dtype)
+    return a * cos - b * sin, a * sin + b * cos
+
+
+def _to_heads(parts: Iterable[Tensor], heads: int) -> Tensor:
+    """First and second channels of pairs, (B, N, repeats, 2 K) each -> (B, h, N, d)."""
+    return torch.cat([part.flatten(2).unflatten(2, (heads, -1)) for part in parts], -1).transpose(1, 2)
 
 
 def _against_triton(x: Tensor, rows: Tensor, columns: Tensor) -> str | None:

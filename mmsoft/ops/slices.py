@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .dispatch import eager_cpu, has_backward, is_symbol, is_watched, not_exported, operator
+from .dispatch import eager_cpu, has_backward, is_watched, not_exported_with, operator
 
 Function = Callable[..., Tensor]
 
@@ -59,7 +59,7 @@ def _token_wise_cpu(
 def _against_written_slices(
     x: Tensor, *others: Tensor, function: Function, module: nn.Module, hidden: int, recompute: bool | None = None
 ) -> str | None:
-    return not_exported() or ('the number of tokens is left open' if is_symbol(x.shape[-2]) else None)
+    return not_exported_with(x.shape[-2])
 
 
 @token_wise.also('export', _against_written_slices)

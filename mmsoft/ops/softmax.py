@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import is_symbol, not_exported, operator
+from .dispatch import not_exported_with, operator
 
 EXPORTED_WEIGHTS = 2**22  # of a picture's heads at once, 16 MiB in float32: runtimes that fuse nothing write them down
 
@@ -19,7 +19,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = Non
 
 
 def _against_groups(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> str | None:
-    return not_exported() or ('the number of tokens is left open' if is_symbol(q.shape[2], k.shape[2]) else None)
+    return not_exported_with(q.shape[2], k.shape[2])
 
 
 @softmax_attention.also('export', _against_groups)

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from known_models import write_known, write_means
 from onnx import TensorProto, helper
 from PIL import Image
 
-from mmsoft.deploy import load
+from mmsoft.deploy import load, serve
 from mmsoft.deploy.serve import run_lengths
 
 pytestmark = pytest.mark.slow
@@ -178,3 +179,25 @@ def test_the_page_draws_what_is_found(box, tmp_path):
         chosen.send_keys(str(tmp_path / 'text.png'))
         WebDriverWait(browser, 30).until(lambda _: 'no picture that Pillow can read' in said.text)
         assert said.get_attribute('class') == 'error'
+
+
+def test_few_pictures_are_decoded_at_a_time(means, monkeypatch):
+    model, lock, reading, most = load(means), threading.Lock(), 0, 0
+    prepare = model.prepare
+
+    def watched(image):
+        nonlocal reading, most
+        with lock:
+            reading += 1
+            most = max(most, reading)
+        time.sleep(0.02)
+        with lock:
+            reading -= 1
+        return prepare(image)
+
+    monkeypatch.setattr(model, 'prepare', watched)
+    batches = serve.Batches(model, serve.Limits())
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        found = list(clients.map(batches, [picture('red')] * 3 * CLIENTS))
+    assert most == serve.READERS < CLIENTS
+    assert all(result.names[0] == 'red' for result in found)

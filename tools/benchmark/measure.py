@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mmsoft.engine.complexity import count_call
+from mmsoft.memory import of_linux
 
 from .cases import GEMMS, PRECISIONS, WHOLE, Case, Work, build
 
@@ -303,12 +304,12 @@ def _peak(device: str):
     try:
         _trim()
         Path('/proc/self/clear_refs').write_text('5')  # resets the high-water mark
-        before = _status('VmRSS')
+        before = of_linux('VmRSS')
     except OSError:
         yield found
         return
     yield found
-    found.append(_status('VmHWM') - before)
+    found.append(of_linux('VmHWM') - before)
 
 
 def _unmap_what_is_freed() -> None:
@@ -327,8 +328,3 @@ def _trim() -> None:
     if sys.platform == 'linux':
         with contextlib.suppress(AttributeError):  # musl has no such call
             ctypes.CDLL(None).malloc_trim(0)
-
-
-def _status(key: str) -> float:
-    line = next(line for line in Path('/proc/self/status').read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) / 1024
