@@ -13,6 +13,8 @@ from .linear import linear_by_head
 
 # Entries of K in a slice: 4 MiB in float32, which stay in a CPU's cache; 256 MiB elsewhere.
 CPU_SLICE, SLICE = 2**20, 2**26
+# Images of fewer entries are taken together up to so many: by itself, a small one costs less than the calls for it.
+CPU_IMAGES = 2**18
 # A K of so many entries is kept between two products of one forward pass.
 CPU_KEPT = 2**22
 
@@ -142,10 +144,11 @@ def _slicing_gpu(q: Tensor, landmarks: Tensor) -> tuple[list[Slice], bool]:
 
 @slicing.also('cpu', eager_cpu)
 def _slicing_cpu(q: Tensor, landmarks: Tensor) -> tuple[list[Slice], bool]:
-    """An image at a time, and of it what stays in cache."""
-    images = [slice(i, i + 1) for i in range(q.shape[0])]
-    entries = q.shape[0] * q.shape[1] * q.shape[2] * landmarks.shape[2]
-    return _cut(q, landmarks, images, CPU_SLICE), entries <= CPU_KEPT
+    """Some small images at a time, or of a large one what stays in cache."""
+    entries = q.shape[1] * q.shape[2] * landmarks.shape[2]  # of an image
+    count = max(CPU_IMAGES // max(entries, 1), 1)
+    images = [slice(i, i + count) for i in range(0, q.shape[0], count)]
+    return _cut(q, landmarks, images, CPU_SLICE), q.shape[0] * entries <= CPU_KEPT
 
 
 def _cut(q: Tensor, landmarks: Tensor, images: list[slice], entries: int) -> list[Slice]:
