@@ -4,7 +4,6 @@ for example: python tools/compare_learning.py data/flowers --seeds 0 1 --out wor
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from mmsoft.versions import require
@@ -33,15 +32,16 @@ def main() -> None:
     parser.add_argument('--lr', type=float, default=Recipe.lr)
     parser.add_argument('--goal', type=float, default=40, help='the top-1 whose time is told, in per cent')
     parser.add_argument('--work-dir', default='work_dirs/learning', help='runs there are resumed, not repeated')
-    parser.add_argument('--out', type=Path, metavar='FILE', help='write FILE.json, FILE.md and plots')
+    parser.add_argument(
+        '--out', type=Path, metavar='FILE', help='FILE.json, whose runs are not repeated, FILE.md, plots'
+    )
     args = parser.parse_args()
     recipe = Recipe(args.size, args.epochs, args.batch, args.lr)
-    found = study(args.data, args.models, args.seeds, recipe, args.work_dir, args.test_sizes)
+    kept = args.out.with_suffix('.json') if args.out else None
+    found = study(args.data, args.models, args.seeds, recipe, args.work_dir, args.test_sizes, kept=kept)
     table = study_table(found, args.goal)
     print(table)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.with_suffix('.json').write_text(json.dumps(found, indent=1) + '\n')
         args.out.with_suffix('.md').write_text(table + '\n')
         plot(found, args.out)
 

@@ -7,8 +7,11 @@ import pytest
 import torch
 from PIL import Image
 from studies import learning, linear_pictures
+from studies.ablation import without_attention
 from studies.learning import Recipe, plot, study, study_table
 from studies.peers import MODELS
+
+from mmsoft.layers import InLineAttention, SoftAttention
 
 pytestmark = pytest.mark.slow
 RECIPE = Recipe(size=32, epochs=2, batch=8, lr=3e-3)
@@ -63,6 +66,67 @@ def test_an_interrupted_comparison_ends_as_a_whole_one(pictures, tmp_path):
         learning.Pictures(pictures, Recipe())
     with pytest.raises(FileNotFoundError, match="has no folder 'train'"):
         learning.Pictures(tmp_path, RECIPE)
+
+
+def test_what_a_file_has_is_not_trained_again(pictures, tmp_path):
+    def stop(line: str) -> None:
+        raise StopError(line)
+
+    name, kept = 'soft_pp_quarter', tmp_path / 'docs' / 'learning.json'
+    first = study(pictures, [name], [0], RECIPE, tmp_path / 'runs', [48], say=lambda line: None, kept=kept)
+    assert study(pictures, [name], [0], RECIPE, tmp_path / 'other', [48], say=stop, kept=kept) == json.loads(
+        json.dumps(first)
+    )
+    both = study(pictures, [name], [0, 1], RECIPE, tmp_path / 'runs', [48], say=lambda line: None, kept=kept)
+    assert [run['seed'] for run in both['runs'][name]] == [0, 1]
+    assert study_table(json.loads(kept.read_text()), goal=50) == study_table(both, goal=50)
+    of_layers = first['runs'][name][0]['layers']
+    assert len(of_layers) == RECIPE.epochs + 1, 'at the start and after each epoch'
+    assert {'attention', 'local', 'near_zero', 'condition', 'grad_q', 'entropy'} < set(of_layers[0][0])
+    with pytest.raises(ValueError, match='holds runs of another recipe or of other pictures: name another --out'):
+        study(pictures, [name], [0], Recipe(size=32, epochs=3, batch=8), tmp_path / 'runs', kept=kept)
+
+
+@pytest.mark.parametrize('name', ['soft_pp_quarter near landmarks', 'inline_pvt_quarter'])
+def test_attention_is_cut_out_and_put_back(name):
+    torch.manual_seed(0)
+    model, x = MODELS[name](5, 64).eval(), torch.rand(1, 3, 64, 64)
+    whole = model(x)
+    with without_attention(model) as count:
+        alone = model(x)
+        with torch.no_grad():  # queries then matter nowhere
+            for layer in model.modules():
+                if isinstance(layer, SoftAttention | InLineAttention):
+                    layer.q.weight.zero_()
+        assert torch.equal(model(x), alone)
+    assert count == dict(soft=6, inline=8)[name.split('_')[0]]
+    assert not torch.equal(whole, alone)
+    assert not any({'_attend', 'forward'} & set(layer.__dict__) for layer in model.modules())
+    with without_attention(MODELS['resnet18_half'](5, 64)) as count:
+        assert not count
+
+
+def test_starts_that_are_tried_change_what_they_say():
+    def first(name: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        return MODELS[name](5, 64).state_dict()
+
+    for family, q in {'soft_pp_quarter': 'q.weight', 'inline_pvt_quarter': 'kv.weight'}.items():
+        base, wide, quiet = (first(family + more) for more in ('', ' wide queries', ' quiet local'))
+        assert torch.equal(wide[f'stages.0.blocks.0.attn.{q}'][:32], 4 * base[f'stages.0.blocks.0.attn.{q}'][:32])
+        changed = {key for key in base if not torch.equal(base[key], quiet[key])}
+        assert changed
+        assert all(key.endswith('.local') or '.predictor.2.' in key for key in changed)
+        assert not any(quiet[key].any() for key in changed)
+    wide = first('inline_pvt_quarter wide queries')
+    base = first('inline_pvt_quarter')
+    assert torch.equal(wide['stages.0.blocks.0.attn.kv.weight'][32:], base['stages.0.blocks.0.attn.kv.weight'][32:])
+    assert all(
+        torch.equal(value, base)
+        for value, base in zip(
+            first('soft_pp_quarter pre-norm').values(), first('soft_pp_quarter').values(), strict=True
+        )
+    )
 
 
 def test_models_of_a_class_are_of_one_size():

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from torchvision.datasets import ImageFolder
 from mmsoft.visualization.figures import save_figure
 from mmsoft.weights.writing import whole_file
 
+from .ablation import layers_of, without_attention
 from .peers import MODELS
 from .tables import spread
 
 TEST_BATCH = 250
+LOOKED_AT = 50  # pictures, evenly chosen, whose loss the layers' gradients are of
 
 
 @dataclass(frozen=True)
@@ -153,31 +156,54 @@ def learn(
     model = build() if build else MODELS[name](len(pictures.train.classes), recipe.size)
     optimizer = create_optimizer_v2(model, opt='adamw', lr=recipe.lr, weight_decay=recipe.weight_decay)
     curve: list[dict[str, float]] = []
+    layers = [at_work(model, pictures)]
     if state_file.is_file():
         state = torch.load(state_file, weights_only=True)
         if state['of'] != of:
             raise ValueError(f'{str(folder)!r} holds a run of another recipe: remove it or name another --work-dir')
         model.load_state_dict(state['model'])
         optimizer.load_state_dict(state['optimizer'])
-        curve = state['curve']
+        curve, layers = state['curve'], state['layers']
     folder.mkdir(parents=True, exist_ok=True)
     for epoch in range(len(curve), recipe.epochs):
         start = time.process_time()
         loss = train_epoch(model, optimizer, pictures, epoch, seed, loss_of)
         seconds = time.process_time() - start
         curve.append(dict(epoch=epoch + 1, loss=loss, seconds=seconds, top1=accuracy(model, pictures.val(recipe.size))))
+        layers.append(at_work(model, pictures))
         with whole_file(state_file) as partial:
-            kept = dict(of=of, model=model.state_dict(), optimizer=optimizer.state_dict(), curve=curve)
+            kept = dict(of=of, model=model.state_dict(), optimizer=optimizer.state_dict(), curve=curve, layers=layers)
             torch.save(kept, partial)
         top1 = curve[-1]['top1']
         say(f'{name}, seed {seed}, epoch {epoch + 1} of {recipe.epochs}: loss {loss:.3f}, top-1 {top1:.1f} %')
-    return dict(curve=curve, parameters=sum(p.numel() for p in model.parameters()), weights=str(state_file))
+    parameters = sum(p.numel() for p in model.parameters())
+    return dict(curve=curve, parameters=parameters, layers=layers, weights=str(state_file))
+
+
+def at_work(model: nn.Module, pictures: Pictures) -> list[dict[str, Any]]:
+    """Numbers of each attention layer as the model is."""
+    val = pictures.val(pictures.recipe.size)
+    chosen = [val[index] for index in np.linspace(0, len(val) - 1, min(LOOKED_AT, len(val))).astype(int)]
+    images, labels = torch.stack([image for image, _ in chosen]), torch.tensor([label for _, label in chosen])
+    return layers_of(model, images, lambda logits: F.cross_entropy(logits, labels))
+
+
+def without(name: str, pictures: Pictures, weights: str) -> float | None:
+    """Top-1 of the trained model with attention cut out of SOFT's and InLine's layers; None where it has none."""
+    model = loaded(name, pictures, weights)
+    with without_attention(model) as count:
+        return accuracy(model, pictures.val(pictures.recipe.size)) if count else None
+
+
+def loaded(name: str, pictures: Pictures, weights: str) -> nn.Module:
+    model = MODELS[name](len(pictures.train.classes), pictures.recipe.size)
+    model.load_state_dict(torch.load(weights, weights_only=True)['model'])
+    return model
 
 
 def test_sizes(name: str, pictures: Pictures, weights: str, sizes: Sequence[int]) -> dict[int, float | None]:
     """Top-1 at other sizes; None where the model does not take one."""
-    model = MODELS[name](len(pictures.train.classes), pictures.recipe.size)
-    model.load_state_dict(torch.load(weights, weights_only=True)['model'])
+    model = loaded(name, pictures, weights)
     found: dict[int, float | None] = {}
     for size in sizes:
         try:
@@ -195,27 +221,60 @@ def study(
     work_dir: str | Path,
     sizes: Sequence[int] = (),
     say: Callable[[str], None] = print,
+    kept: Path | None = None,
 ) -> dict[str, Any]:
-    """Train each model from each seed, seed by seed, so that an interrupted comparison has all models."""
+    """Train each model from each seed, seed by seed, so that an interrupted comparison has all models.
+
+    What the file ``kept`` has is not done again; what is done is added to it, run by run.
+    """
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         raise ValueError(f'--models knows {", ".join(MODELS)}; got {unknown[0]!r}')
     torch.set_num_threads(1)
     pictures = Pictures(root, recipe)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for seed in seeds:
-        for name in names:
-            folder = Path(work_dir, name, f'seed_{seed}')
-            run = learn(name, pictures, seed, folder, say)
-            weights = run.pop('weights')
-            runs[name].append(run | dict(seed=seed, sizes=test_sizes(name, pictures, weights, sizes)))
-    return dict(recipe=asdict(recipe), data=pictures.root.name, classes=len(pictures.train.classes), runs=runs)
+    of = dict(recipe=asdict(recipe), data=pictures.root.name, classes=len(pictures.train.classes))
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for seed, name in product(seeds, names):
+        runs |= _kept_runs(kept, of)  # again, as another process may have added to it
+        if any(run['seed'] == seed for run in runs.get(name, [])):
+            continue
+        run = learn(name, pictures, seed, Path(work_dir, name, f'seed_{seed}'), say)
+        weights = run.pop('weights')
+        if seed != seeds[0]:
+            run.pop('layers')
+        run |= dict(seed=seed, cut=without(name, pictures, weights), sizes=test_sizes(name, pictures, weights, sizes))
+        runs |= _kept_runs(kept, of)
+        runs.setdefault(name, []).append(run)
+        if kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(kept) as partial:
+                partial.write_text(json.dumps(of | dict(runs=runs)).replace('{"curve"', '\n{"curve"') + '\n')
+    return of | dict(runs=runs)
+
+
+def _kept_runs(kept: Path | None, of: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """By model, of the file."""
+    if not kept or not kept.is_file():
+        return {}
+    found = json.loads(kept.read_text())
+    runs = found.pop('runs')
+    if found != of:
+        raise ValueError(f'{str(kept)!r} holds runs of another recipe or of other pictures: name another --out')
+    return runs
 
 
 def study_table(found: dict[str, Any], goal: float) -> str:
     """Markdown: a row a model, best first."""
     sizes = [str(size) for size in next(iter(found['runs'].values()))[0]['sizes']]
-    heads = ['model', 'parameters', 'top-1', f'epochs to {goal:g} %', f'minutes to {goal:g} %', 'seconds an epoch']
+    heads = [
+        'model',
+        'parameters',
+        'top-1',
+        f'epochs to {goal:g} %',
+        f'minutes to {goal:g} %',
+        'seconds an epoch',
+        'top-1 without attention',
+    ]
     heads += [f'top-1 at {size}' for size in sizes]
     rows = []
     for name, runs in found['runs'].items():
@@ -224,6 +283,8 @@ def study_table(found: dict[str, Any], goal: float) -> str:
         cells = [name, f'{runs[0]["parameters"] / 1e6:.1f} M', spread(last, unit=' %')]
         cells += _goal_cells(reached)
         cells.append(spread([row['seconds'] for run in runs for row in run['curve']], 0))
+        cuts = [run['cut'] for run in runs if run['cut'] is not None]
+        cells.append(spread(cuts, unit=' %') if cuts else '')
         for size in sizes:
             values = [{str(key): value for key, value in run['sizes'].items()}[size] for run in runs]
             cells.append(spread(values, unit=' %') if None not in values else 'takes one size')

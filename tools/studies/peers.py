@@ -1,12 +1,18 @@
 """Classifiers of two sizes that are compared: ours, and what else a user would take."""
 
+import math
 from collections.abc import Callable
 
 import timm
+import torch
 from torch import Tensor, nn
 
-from mmsoft.layers import Landmarks
+from mmsoft.layers import InLineAttention, Landmarks, SoftAttention
+from mmsoft.layers.block import PostNormBlock, PreNormBlock
+from mmsoft.layers.inline_attention import KernelPredictor
 from mmsoft.models import InLinePVTClassifier, SOFTClassifier
+
+from .ablation import nothing
 
 Builder = Callable[[int, int], nn.Module]  # classes, size of a picture -> classifier
 DEPTHS = (2, 2, 2, 2)
@@ -52,20 +58,48 @@ def soft(attn: str, arch: str | dict, **options: object) -> Builder:
     )
 
 
-def landmarks_start(build: Builder, weight: float) -> Builder:
-    """With another first weight of the landmarks' LayerNorm.
+def changed(build: Builder, change: Callable[[nn.Module], None]) -> Builder:
+    """With each module changed at its start."""
+    return lambda classes, size: build(classes, size).apply(change)
 
-    At 1 landmarks lie far from queries, which start small: P is near 0.001 everywhere, and its gradient as well.
+
+def near_landmarks(module: nn.Module) -> None:
+    """Landmarks start at a distance of about 1 from queries, which start small, whatever the width of a head.
+
+    At weights of 1 of their LayerNorm, the kernel between the two is near 0.001 (heads of 32), and its gradient too.
     """
+    if isinstance(module, Landmarks):
+        nn.init.constant_(module.norm.weight, 2 / math.sqrt(module.head_dim))
 
-    def built(classes: int, size: int) -> nn.Module:
-        model = build(classes, size)
-        for module in model.modules():
-            if isinstance(module, Landmarks):
-                nn.init.constant_(module.norm.weight, weight)
-        return model
 
-    return built
+def quiet_local(module: nn.Module) -> None:
+    """Local terms add nothing at first: InLine's predicted kernels, SOFT's convolution."""
+    if isinstance(module, KernelPredictor):
+        for parameter in module[2].parameters():
+            nn.init.zeros_(parameter)
+    elif isinstance(module, SoftAttention):
+        nn.init.zeros_(module.local)
+
+
+def wide_queries(module: nn.Module) -> None:
+    """Queries, and keys where they are projected, four times as long at first."""
+    if isinstance(module, SoftAttention | InLineAttention):
+        with torch.no_grad():
+            module.q.weight.mul_(4)
+            if isinstance(module, InLineAttention):
+                module.kv.weight[: module.q.weight.shape[0]].mul_(4)
+
+
+def silent_attention(module: nn.Module) -> None:
+    """SOFT's local term alone, trained so."""
+    if isinstance(module, SoftAttention):
+        module._attend = nothing  # type: ignore[method-assign]
+
+
+def pre_norm(module: nn.Module) -> None:
+    """SOFT's stages 1 to 3 normalise before attention and MLP, as stage 4 does."""
+    if isinstance(module, PostNormBlock):
+        module.__class__ = PreNormBlock
 
 
 def inline_pvt(arch: str | dict) -> Builder:
@@ -88,12 +122,17 @@ MODELS: dict[str, Builder] = {
     'resnet18': of_timm('resnet18'),
     'swin_small': swin(64, (2, 2, 4, 2)),
     'soft_pp_quarter': soft('soft_pp', QUARTER),
-    'soft_pp_quarter landmarks 0.5': landmarks_start(soft('soft_pp', QUARTER), 0.5),
-    'soft_pp_quarter landmarks 0.3': landmarks_start(soft('soft_pp', QUARTER), 0.3),
+    'soft_pp_quarter near landmarks': changed(soft('soft_pp', QUARTER), near_landmarks),
+    'soft_pp_quarter quiet local': changed(soft('soft_pp', QUARTER), quiet_local),
+    'soft_pp_quarter wide queries': changed(soft('soft_pp', QUARTER), wide_queries),
+    'soft_pp_quarter pre-norm': changed(soft('soft_pp', QUARTER), pre_norm),
+    'soft_pp_quarter no attention': changed(soft('soft_pp', QUARTER), silent_attention),
     'soft_quarter': soft('soft', QUARTER),
     'softmax_quarter': soft('softmax', QUARTER),
     'inline_quarter': soft('inline', QUARTER),
     'inline_pvt_quarter': inline_pvt(QUARTER),
+    'inline_pvt_quarter quiet local': changed(inline_pvt(QUARTER), quiet_local),
+    'inline_pvt_quarter wide queries': changed(inline_pvt(QUARTER), wide_queries),
     'pvt_quarter': lambda classes, size: PVT(classes, size, 32),
     'pvt_v2_b0': of_timm('pvt_v2_b0'),
     'resnet18_half': small_resnet,
