@@ -83,6 +83,9 @@ def test_what_a_file_has_is_not_trained_again(pictures, tmp_path):
     of_layers = first['runs'][name][0]['layers']
     assert len(of_layers) == RECIPE.epochs + 1, 'at the start and after each epoch'
     assert {'attention', 'local', 'near_zero', 'condition', 'grad_q', 'entropy'} < set(of_layers[0][0])
+    rules = first['runs'][name][0]['rules']
+    assert list(rules) == ['bounded', 'growing']
+    assert all(list(scores) == [48] for scores in rules.values())
     with pytest.raises(ValueError, match='holds runs of another recipe or of other pictures: name another --out'):
         study(pictures, [name], [0], Recipe(size=32, epochs=3, batch=8), tmp_path / 'runs', kept=kept)
 

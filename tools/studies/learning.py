@@ -21,9 +21,10 @@ from timm.data import create_transform
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder
 
+from mmsoft.layers import Landmarks
 from mmsoft.visualization.figures import save_figure
 from mmsoft.weights.writing import whole_file
 
@@ -213,6 +214,25 @@ def test_sizes(name: str, pictures: Pictures, weights: str, sizes: Sequence[int]
     return found
 
 
+def test_rules(name: str, pictures: Pictures, weights: str, sizes: Sequence[int]) -> dict[str, dict[int, float | None]]:
+    """Top-1 at other sizes with SOFT's landmarks bounded to as many as in training, and growing with the pictures."""
+    model, counts = loaded(name, pictures, weights), dict[Landmarks, int]()
+    hooks = [
+        layer.register_forward_hook(lambda layer, _, output: counts.update({layer: output.shape[2]}))
+        for layer in model.modules()
+        if isinstance(layer, Landmarks)
+    ]
+    accuracy(model, Subset(pictures.val(pictures.recipe.size), [0]))
+    for hook in hooks:
+        hook.remove()
+    found: dict[str, dict[int, float | None]] = {}
+    for rule in ('bounded', 'growing') if counts else ():
+        for layer, count in counts.items():
+            layer.num_landmarks = count if rule == 'bounded' else None
+        found[rule] = {size: accuracy(model, pictures.val(size)) for size in sizes}
+    return found
+
+
 def study(
     root: str | Path,
     names: Sequence[str],
@@ -243,6 +263,7 @@ def study(
         if seed != seeds[0]:
             run.pop('layers')
         run |= dict(seed=seed, cut=without(name, pictures, weights), sizes=test_sizes(name, pictures, weights, sizes))
+        run['rules'] = test_rules(name, pictures, weights, sizes)
         runs |= _kept_runs(kept, of)
         runs.setdefault(name, []).append(run)
         if kept:
