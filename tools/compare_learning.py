@@ -10,7 +10,7 @@ from mmsoft.versions import require
 
 require('mmengine', 'mmcv', 'timm')
 
-from studies.learning import Recipe, plot, study, study_table
+from studies.learning import Recipe, layers_table, plot, rules_table, study, study_table
 from studies.peers import MODELS
 
 from mmsoft.engine.cli import run_tool
@@ -39,7 +39,7 @@ def main() -> None:
     recipe = Recipe(args.size, args.epochs, args.batch, args.lr)
     kept = args.out.with_suffix('.json') if args.out else None
     found = study(args.data, args.models, args.seeds, recipe, args.work_dir, args.test_sizes, kept=kept)
-    table = study_table(found, args.goal)
+    table = '\n\n'.join([study_table(found, args.goal), layers_table(found), rules_table(found)])
     print(table)
     if args.out:
         args.out.with_suffix('.md').write_text(table + '\n')

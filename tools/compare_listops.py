@@ -26,7 +26,13 @@ def main() -> None:
     parser.add_argument('--test', type=int, default=2000, help='lists to be tested on')
     parser.add_argument('--lengths', nargs=2, type=int, default=LENGTHS, metavar=('LEAST', 'MOST'), help='of a list')
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/listops'))
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/listops/listops'), metavar='NAME')
+    parser.add_argument(
+        '--out',
+        type=Path,
+        default=Path('work_dirs/listops/listops'),
+        metavar='NAME',
+        help='of tables; other rows of NAME.json stay',
+    )
     args = parser.parse_args()
     for option in ('steps', 'batch', 'train', 'test'):
         if getattr(args, option) < 1:

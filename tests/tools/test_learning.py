@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from studies import learning, linear_pictures
 from studies.ablation import without_attention
-from studies.learning import Recipe, plot, study, study_table
+from studies.learning import Recipe, layers_table, plot, rules_table, study, study_table
 from studies.peers import MODELS
 
 from mmsoft.layers import InLineAttention, SoftAttention
@@ -83,6 +83,11 @@ def test_what_a_file_has_is_not_trained_again(pictures, tmp_path):
     of_layers = first['runs'][name][0]['layers']
     assert len(of_layers) == RECIPE.epochs + 1, 'at the start and after each epoch'
     assert {'attention', 'local', 'near_zero', 'condition', 'grad_q', 'entropy'} < set(of_layers[0][0])
+    looked = layers_table(first).splitlines()
+    assert [line.split('|')[2].strip() for line in looked[2:]] == ['start', 'epoch 1', 'epoch 2']
+    ratio = np.exp(np.mean([np.log(row['attention'] / row['local']) for row in of_layers[0] if row['local']]))
+    assert float(looked[2].split('|')[3]) == pytest.approx(ratio, rel=0.05)
+    assert rules_table(both).count('\n') == 3
     rules = first['runs'][name][0]['rules']
     assert list(rules) == ['bounded', 'growing']
     assert all(list(scores) == [48] for scores in rules.values())

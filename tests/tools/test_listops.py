@@ -64,7 +64,12 @@ def test_a_training_resumes_to_the_same_weights(tmp_path):
         assert torch.equal(value, states[1]['model'][key]), key
     with pytest.raises(ValueError, match='is of another run'):
         listops.train('soft_pp_bounded', tmp_path / 'parts', 4, **{**options, 'batch': 8})
-    assert listops.table([whole]).splitlines()[2].startswith('| soft_pp_bounded | 4 | ')
+    assert listops.table([whole]).splitlines()[2].startswith('| soft_pp_bounded | 4 of 4 | ')
+    other = listops.train('inline', tmp_path / 'parts', 1, **options)
+    assert listops.save([whole], tmp_path / 'out') == [whole]
+    assert listops.save([other], tmp_path / 'out') == [whole, other], 'rows of other attentions stay'
+    assert listops.save([dict(whole, steps=8)], tmp_path / 'out') == [dict(whole, steps=8), other]
+    assert (tmp_path / 'out.md').read_text().count('\n') == 4
 
 
 def test_wrong_arguments_are_named(tmp_path, monkeypatch, capsys):

@@ -313,6 +313,43 @@ def study_table(found: dict[str, Any], goal: float) -> str:
     return '\n'.join([f'| {" | ".join(heads)} |', '|---' * len(heads) + '|', *(row for _, row in sorted(rows))])
 
 
+def layers_table(found: dict[str, Any]) -> str:
+    """Markdown: of each model's first seed, over layers with a local term, at the start and after every epoch."""
+    lines = [
+        '| model | after | attention / local | P below 0.01 | condition of A | gradient to q |',
+        '|---|---|---|---|---|---|',
+    ]
+    for name, runs in found['runs'].items():
+        for epoch, rows in enumerate(runs[0].get('layers') or []):
+            chosen = [row for row in rows if row.get('local')]
+            if not chosen:
+                continue
+            cells = [_typical([row['attention'] / row['local'] for row in chosen])]
+            landmarks = 'near_zero' in chosen[0]
+            cells.append(f'{100 * np.mean([row["near_zero"] for row in chosen]):.0f} %' if landmarks else '')
+            cells.append(_typical([row['condition'] for row in chosen]) if landmarks else '')
+            cells.append(_typical([row['grad_q'] for row in chosen]))
+            lines.append(f'| {name} | {f"epoch {epoch}" if epoch else "start"} | {" | ".join(cells)} |')
+    return '\n'.join(lines)
+
+
+def rules_table(found: dict[str, Any]) -> str:
+    """Markdown: top-1 at larger pictures with SOFT's landmarks bounded and growing, of the same weights."""
+    names = [name for name, runs in found['runs'].items() if all(run.get('rules') for run in runs)]
+    sizes = [str(size) for size in found['runs'][names[0]][0]['rules']['bounded']] if names else []
+    lines = [f'| model | landmarks | {" | ".join(sizes)} |', '|---' * (2 + len(sizes)) + '|']
+    for name, rule in product(names, ('bounded', 'growing')):
+        scores = [{str(size): top1 for size, top1 in run['rules'][rule].items()} for run in found['runs'][name]]
+        cells = [spread([score[size] for score in scores], unit=' %') for size in sizes]
+        lines.append(f'| {name} | {rule} | {" | ".join(cells)} |')
+    return '\n'.join(lines)
+
+
+def _typical(values: Sequence[float]) -> str:
+    """Their geometric mean."""
+    return f'{np.exp(np.mean(np.log(np.maximum(values, 1e-12)))):.2g}'
+
+
 def _reaches(curve: Sequence[dict[str, float]], goal: float) -> tuple[int, float] | None:
     """Epochs and minutes until the accuracy is first there."""
     seconds = 0.0

@@ -180,16 +180,22 @@ def evaluate(model: nn.Module, tokens: Tensor, answers: Tensor, batch: int) -> t
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """Markdown, beside the paper's figures, which are of another training."""
-    lines = ['| attention | steps | top-1 | seconds a step | paper |', '|---|---|---|---|---|']
+    lines = ['| attention | steps of lists | top-1 | seconds a step | paper |', '|---|---|---|---|---|']
     for row in results:
         paper = PAPER.get(row['attention'])
-        cells = [row['attention'], str(row['steps']), f'{row["top1"]:.1f} %', f'{row["seconds_a_step"]:.2f}']
+        steps = f'{row["steps"]} of {row["batch"]}'
+        cells = [row['attention'], steps, f'{row["top1"]:.1f} %', f'{row["seconds_a_step"]:.2f}']
         lines.append(f'| {" | ".join(cells)} | {"" if paper is None else f"{paper:.2f} %"} |')
     return '\n'.join(lines)
 
 
-def save(results: Sequence[dict[str, Any]], out: Path) -> None:
-    """``<out>.json`` and ``<out>.md``."""
+def save(results: Sequence[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """``<out>.json`` and ``<out>.md``: these rows, and those of other attentions that the file has."""
+    file, rows = out.with_suffix('.json'), {row['attention']: row for row in results}
+    if file.is_file():
+        rows = {row['attention']: row for row in json.loads(file.read_text())} | rows
+    kept = sorted(rows.values(), key=lambda row: list(ATTENTIONS).index(row['attention']))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix('.json').write_text(json.dumps(results, indent=1) + '\n')
-    out.with_suffix('.md').write_text(table(results) + '\n', encoding='utf-8')
+    file.write_text(json.dumps(kept, indent=1) + '\n')
+    out.with_suffix('.md').write_text(table(kept) + '\n', encoding='utf-8')
+    return kept
