@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mmsoft.ops import add_head_convolution, softmax_free_attention
-from mmsoft.ops.checks import pair
+from mmsoft.ops import add_head_convolution, landmark_share, softmax_free_attention
+from mmsoft.ops.checks import flag, pair
 
 from .heads import grid_of, split_evenly
 from .landmarks import Landmarks
@@ -18,7 +18,8 @@ class SoftAttention(nn.Module):
 
     Queries serve as keys, unless ``symmetric`` is False. To the attention output is added a depth-wise
     convolution of the values, whose kernel is one a head (``local``, (h, 1, k, k)). A sequence, which has
-    no grid, takes landmarks with a window (1, r) and a local kernel (1, k).
+    no grid, takes landmarks with a window (1, r) and a local kernel (1, k). Where landmarks are bounded, ``scaled``
+    keeps the attention output at the size that it has with a window of tokens for each landmark (ops.landmark_share).
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class SoftAttention(nn.Module):
         newton_iters: int = 20,
         newton_backward: str = 'unrolled',
         symmetric: bool = True,
+        scaled: bool = True,
     ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = split_evenly(dim, num_heads), dim // num_heads
@@ -38,6 +40,7 @@ class SoftAttention(nn.Module):
         if not all(side % 2 for side in sides):
             raise ValueError(f'local_kernel must have odd sides, to have a centre; got {local_kernel!r}')
         self.normalize, self.newton_iters, self.newton_backward = normalize, newton_iters, newton_backward
+        self.scaled = flag('scaled', scaled)
         self.q = Linear(dim, dim)
         self.k = None if symmetric else Linear(dim, dim)
         self.v = Linear(dim, dim)
@@ -61,15 +64,17 @@ class SoftAttention(nn.Module):
     def _attend(self, x: Tensor, v: Tensor, grid: tuple[int, int]) -> Tensor:
         """x and v (B, N, C) -> the same shape; the queries live no longer than this."""
         q, scale = self.q(x), self.head_dim**-0.25
+        landmarks = self.landmarks(q[:, q.shape[1] - grid[0] * grid[1] :], grid, scale)
         y = softmax_free_attention(
             self._split(q),
-            self.landmarks(q[:, q.shape[1] - grid[0] * grid[1] :], grid, scale),
+            landmarks,
             self._split(v),
             normalize=self.normalize,
             iterations=self.newton_iters,
             backward=self.newton_backward,
             k=None if self.k is None else self._split(self.k(x)),
             scale=scale,
+            gain=landmark_share(landmarks, grid, self.landmarks.ratio) if self.scaled else 1.0,
         )
         return y.transpose(1, 2).flatten(2)
 
@@ -79,5 +84,5 @@ class SoftAttention(nn.Module):
     def extra_repr(self) -> str:
         return (
             f'num_heads={self.num_heads}, normalize={self.normalize}, symmetric={self.k is None}, '
-            f'newton_iters={self.newton_iters}, newton_backward={self.newton_backward}'
+            f'scaled={self.scaled}, newton_iters={self.newton_iters}, newton_backward={self.newton_backward}'
         )

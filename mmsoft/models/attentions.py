@@ -36,19 +36,17 @@ class Place(NamedTuple):
     newton: dict[str, Any]  # newton_iters, newton_backward
 
 
-def _soft(place: Place, normalize: bool, symmetric: bool) -> SoftAttention:
+def _soft(place: Place, normalize: bool, **options: bool) -> SoftAttention:
     landmarks = Landmarks(place.dim // place.heads, place.ratio, **place.landmarks)
-    return SoftAttention(
-        place.dim, place.heads, landmarks, place.local_kernel, normalize, symmetric=symmetric, **place.newton
-    )
+    return SoftAttention(place.dim, place.heads, landmarks, place.local_kernel, normalize, **options, **place.newton)
 
 
-def _soft_pp(place: Place, *, symmetric: bool = True) -> SoftAttention:
-    return _soft(place, True, symmetric)
+def _soft_pp(place: Place, *, symmetric: bool = True, scaled: bool = True) -> SoftAttention:
+    return _soft(place, True, symmetric=symmetric, scaled=scaled)
 
 
-def _plain_soft(place: Place, *, symmetric: bool = True) -> SoftAttention:
-    return _soft(place, False, symmetric)
+def _plain_soft(place: Place, *, symmetric: bool = True, scaled: bool = True) -> SoftAttention:
+    return _soft(place, False, symmetric=symmetric, scaled=scaled)
 
 
 def _softmax(place: Place, *, reduction: bool = False, symmetric: bool = False) -> SoftmaxAttention:

@@ -69,18 +69,19 @@ class SOFT(Pyramid):
         arch: A name of ``soft.ARCHS`` or ``dict(dims=..., heads=..., depths=...)``.
         attn: The attention of stages 1 to 3, beside softmax attention in stage 4; or a list of one a stage. A name,
             or ``dict(type=name, **options)``: ``'soft_pp'`` (symmetric normalisation, for any input size), ``'soft'``
-            (options: symmetric=True, False gives keys a projection of their own), ``'softmax'`` (reduction=False, True
-            is PVT's spatial reduction; symmetric=False), ``'linformer'`` (num_mixtures=49; img_size fixes its length,
-            see its layer), ``'performer'`` (num_features=64, seed=0), ``'nystromformer'`` (iterations=6,
-            sampling='avg_pool', or another of landmark_sampling), ``'linear'`` (kernel='elu', 'relu' or 'exp'),
-            ``'inline'`` (kernel='identity', 'relu', 'leaky_relu' or 'exp'; local=True), ``'rala'``, ``'mila'`` (whose
+            (options: symmetric=True, False gives keys a projection of their own; scaled=True, see
+            ``layers.SoftAttention``), ``'softmax'`` (reduction=False, True is PVT's spatial reduction;
+            symmetric=False), ``'linformer'`` (num_mixtures=49; img_size fixes its length, see its layer),
+            ``'performer'`` (num_features=64, seed=0), ``'nystromformer'`` (iterations=6, sampling='avg_pool', or
+            another of landmark_sampling), ``'linear'`` (kernel='elu', 'relu' or 'exp'), ``'inline'``
+            (kernel='identity', 'relu', 'leaky_relu' or 'exp'; local=True), ``'rala'``, ``'mila'`` (whose
             values are the tokens: nothing but the MLP mixes channels), ``'polaformer'``. Newton's options and
             landmark_sampling below are the Gaussian two's, num_landmarks and landmark_seed nystromformer's as well.
         pyramid: False keeps one map at stride 16, with stage 3's width and heads, through all layers; all four outputs
             are at that stride, and ``attn`` is for all layers.
         num_landmarks: At most so many landmarks in stages 1 to 3 however large the image, and at
-            most ``MAX_KEYS`` keys in stage 4, so that cost is linear in pixels. None: as published,
-            both grow with the image.
+            most ``MAX_KEYS`` keys in stage 4, so that cost is linear in pixels; SOFT's attention is then scaled by the
+            share of landmarks that are left. None: as published, both grow with the image.
         landmark_sampling: ``'conv'``, ``'avg_pool'``, ``'random'`` or ``'first'``.
         landmark_seed: Fixes the tokens that ``'random'`` takes in evaluation.
         newton_iters: Newton-Raphson steps for the pseudo-inverse.

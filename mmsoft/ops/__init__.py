@@ -21,6 +21,7 @@ from .landmarks import (
     average_windows,
     bounded_grid,
     landmark_grid,
+    landmark_share,
     scattered_indices,
     to_landmark_windows,
 )
@@ -91,6 +92,7 @@ __all__ = [
     'kernels',
     'lacking',
     'landmark_grid',
+    'landmark_share',
     'linear',
     'linear_attention',
     'linear_attention_reference',

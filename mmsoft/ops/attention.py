@@ -23,6 +23,7 @@ def softmax_free_attention_reference(
     iterations: int = 20,
     k: Tensor | None = None,
     scale: float = 1.0,
+    gain: float | Tensor = 1.0,
 ) -> Tensor:
     """Slow reference in float64: the N x N matrix of the paper's equation 17 (9 if not normalised)."""
     q, landmarks, v = scale * q.double(), landmarks.double(), v.double()
@@ -36,7 +37,7 @@ def softmax_free_attention_reference(
     else:
         ridged = a + RIDGE * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
         inverse = newton_oracle(ridged, matrix_scale(a), iterations)
-    return p @ inverse @ pk.transpose(-1, -2) @ v
+    return gain * (p @ inverse @ pk.transpose(-1, -2) @ v)
 
 
 @operator(
@@ -52,12 +53,13 @@ def softmax_free_attention(
     backward: str = 'unrolled',
     k: Tensor | None = None,
     scale: float = 1.0,
+    gain: float | Tensor = 1.0,
 ) -> Tensor:
     """``P A^+ P' v`` (SOFT) or ``P D^(-1/2) A^+ D^(-1/2) P' v`` (SOFT++) in O(N m d).
 
     Queries are keys as well, unless keys k (B, h, N, d) are given: then P' is of these, as Nystrom's
     approximation of k(q, k) from one set of landmarks has it. q (B, h, N, d) and k are multiplied by ``scale``;
-    landmarks (B, h, m, d) already carry it. v (B, h, N, e).
+    landmarks (B, h, m, d) already carry it. v (B, h, N, e). All is multiplied by ``gain``, a number or one in a tensor.
     Gives (B, h, N, e) in v's dtype, computed in float32 or better whatever the autocast dtype; values
     that float16 cannot hold saturate.
     """
@@ -75,6 +77,7 @@ def softmax_free_attention(
     context = kernel_transposed_product(keys, landmarks, v.transpose(1, 2), scale, kernels)  # (B, h, m, e)
     with no_autocast(q):
         context = _apply_inverse(landmarks, context, normalize, iterations, backward)
+        context = _multiplied(context, gain)
     return kernel_product(q, landmarks, context, scale, v.dtype, kernels).transpose(1, 2)
 
 
@@ -97,6 +100,7 @@ def _softmax_free_attention_triton(
     backward: str = 'unrolled',
     k: Tensor | None = None,
     scale: float = 1.0,
+    gain: float | Tensor = 1.0,
 ) -> Tensor:
     """No more than tiles of P and no step of Newton's iteration ever lie in memory."""
     from .triton.kernel_products import nystrom_product
@@ -104,9 +108,13 @@ def _softmax_free_attention_triton(
 
     _check_shapes(q, landmarks, v, k)
     check_newton(iterations, backward)
-    inverse = landmark_inverse(landmarks, normalize, iterations, backward)
+    inverse = _multiplied(landmark_inverse(landmarks, normalize, iterations, backward), gain)
     keys = None if k is None else k.transpose(1, 2)
     return nystrom_product(q.transpose(1, 2), landmarks, v.transpose(1, 2), inverse, keys, scale).transpose(1, 2)
+
+
+def _multiplied(x: Tensor, gain: float | Tensor) -> Tensor:
+    return x * gain if isinstance(gain, Tensor) or gain != 1 else x
 
 
 def _check_shapes(q: Tensor, landmarks: Tensor, v: Tensor, k: Tensor | None) -> None:

@@ -56,6 +56,20 @@ def landmark_grid(height: int, width: int, window: tuple[int, int], num_landmark
     return bounded_grid(height, width, num_landmarks)
 
 
+def landmark_share(landmarks: Tensor, grid: tuple[int, int], window: tuple[int, int]) -> float | Tensor:
+    """Landmarks (B, h, m, d) of a map on grid (H, W), over the whole windows that it has: 1 unless they are bounded.
+
+    SOFT sums over tokens, and was trained with a window of them for each landmark. Where a bound leaves more tokens a
+    landmark, the sum is that much larger; times this share it is as in training, at any size.
+    """
+    if not is_symbol(*grid):
+        rows, columns = _whole_windows(*grid, window)
+        return landmarks.shape[2] / (rows * columns)
+    sides = (torch.full((), size, dtype=torch.int64, device=landmarks.device) for size in grid)
+    rows, columns = (torch.where(side < step, 1, side // step) for side, step in zip(sides, window, strict=True))
+    return torch.ones_like(landmarks[0, 0, :, 0]).sum() / (rows * columns)
+
+
 def to_landmark_windows(x: Tensor, window: tuple[int, int], num_landmarks: int | None) -> Tensor:
     """Prepare x (B, C, H, W) for a window (rh, rw) of that stride to give the landmark grid.
 

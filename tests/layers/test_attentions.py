@@ -1,5 +1,7 @@
 """Every attention by its name, against a direct reference of its formula: any grid, sequences, half precision."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,7 @@ SPECS = [
     *({'type': name} for name in ATTENTIONS),
     dict(type='soft_pp', symmetric=False),
     dict(type='soft', symmetric=False),
+    dict(type='soft_pp', scaled=False),
     dict(type='softmax', symmetric=True),
     dict(type='softmax', reduction=True),
     dict(type='linear', kernel='relu'),
@@ -120,7 +123,12 @@ def direct(layer, x, grid, bound=None):
     if isinstance(layer, SoftAttention):
         v, k = layer.v(x), None if layer.k is None else split(layer.k(x) / root)
         landmarks = layer.landmarks(q[:, first:] / root, (height, width))
-        y = softmax_free_attention_reference(split(q) / root, landmarks, split(v), normalize=layer.normalize, k=k)
+        share = landmarks.shape[2] / math.prod(
+            max(n // r, 1) for n, r in zip((height, width), layer.landmarks.ratio, strict=True)
+        )
+        y = softmax_free_attention_reference(
+            split(q) / root, landmarks, split(v), normalize=layer.normalize, k=k, gain=share if layer.scaled else 1.0
+        )
         weight = layer.local.repeat_interleave(DIM // HEADS, 0)
         local = F.conv2d(as_map(v[:, first:]), weight, padding=[n // 2 for n in weight.shape[2:]], groups=DIM)
         y = join(y)
@@ -209,6 +217,31 @@ def test_a_layer_is_its_formula(spec, grid, leading, bound):
     exact = torch.autograd.grad(expected, [wide, *layer.parameters()], weight.double())
     for found, true in zip(gradients, exact, strict=True):
         assert (found - true).abs().max() < 1e-4 * max(true.abs().max(), 1e-3)
+
+
+@pytest.mark.parametrize('attn', GAUSSIAN)
+@pytest.mark.parametrize('grid', [(8, 16), (24, 24), (41, 67)])
+def test_a_bound_leaves_the_size_of_the_output(attn, grid):
+    """On a map of one colour, attention gives at any size what it gives where every window has its landmark.
+
+    But for tokens that fill no window, of which the last grid has some.
+    """
+
+    def attention(grid, **options):
+        torch.manual_seed(0)
+        layer = build(dict(type=attn, **options))
+        nn.init.zeros_(layer.local)
+        nn.init.zeros_(layer.proj.bias)
+        token = torch.randn(1, 1, DIM)
+        return layer(token.expand(1, grid[0] * grid[1], DIM), grid)[:, :1]
+
+    count = build(dict(type=attn)).landmarks(torch.zeros(1, grid[0] * grid[1], DIM), grid).shape[2]
+    expected = attention((8, 16))  # eight windows, eight landmarks
+    if attn == 'soft':  # without normalisation it grows with the landmarks themselves
+        expected = expected * count / 8
+    assert relative_error(attention(grid), expected) < 0.15
+    windows = (grid[0] // 4) * (grid[1] // 4)
+    assert relative_error(attention(grid, scaled=False), expected * windows / count) < 0.15
 
 
 @pytest.mark.parametrize('name', [*ATTENTIONS, 'reduced'])

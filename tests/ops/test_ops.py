@@ -191,6 +191,16 @@ def test_attention_meets_the_n_by_n_reference(shape, normalize):
     assert relative_error(found, softmax_free_attention_reference(q, lm, v, normalize=normalize)) < 1e-4
 
 
+@pytest.mark.parametrize('gain', [0.25, torch.tensor(0.25)])
+def test_a_gain_multiplies_attention_and_its_gradients(gain):
+    inputs = [x.requires_grad_() for x in tensors((2, 2, 6, 4, 3))]
+    weight = torch.randn(2, 2, 6, 3)
+    found, plain = (softmax_free_attention(*inputs, **options) for options in (dict(gain=gain), {}))
+    assert relative_error(found, softmax_free_attention_reference(*inputs, gain=gain)) < 1e-4
+    pairs = zip(*(torch.autograd.grad(y, inputs, weight) for y in (found, 0.25 * plain)), strict=True)
+    assert all(relative_error(one, other) < 1e-5 for one, other in pairs)
+
+
 @pytest.mark.parametrize('normalize', [True, False])
 def test_gradients_of_attention(normalize):
     """Unrolled: exact everywhere. Closed: exact where Newton has converged."""

@@ -53,6 +53,8 @@ def _soft_block(w, name, x, grid, stage, head_dim, attn, num_landmarks):
     heads = x.shape[1] // head_dim
     parts = [slice(h * head_dim, (h + 1) * head_dim) for h in range(heads)]
     landmarks = [_landmarks(w, mha + 'attn.', q[:, part], grid, RATIOS[stage], num_landmarks) for part in parts]
+    windows = max(grid[0] // RATIOS[stage], 1) * max(grid[1] // RATIOS[stage], 1)
+    share = len(landmarks[0]) / windows  # less than 1 where they are bounded
     grams = [_kernel(lm, lm) for lm in landmarks]
     inverses = _normalised(grams) if attn == 'soft_pp' else [_plain(a) for a in grams]
     y = []
@@ -60,7 +62,7 @@ def _soft_block(w, name, x, grid, stage, head_dim, attn, num_landmarks):
         p = _kernel(q[:, part], lm)
         kernel = w[mha + 'attn.conv.weight'][h]  # (1, k, k), one for the head's channels
         local = F.conv2d(v[:, part].T.reshape(head_dim, 1, *grid), kernel[None], padding=kernel.shape[-1] // 2)
-        y.append(p @ inverse @ p.T @ v[:, part] + local.reshape(head_dim, -1).T)
+        y.append(share * p @ inverse @ p.T @ v[:, part] + local.reshape(head_dim, -1).T)
     x = _norm(w, name + 'att.norm1', x + _linear(w, mha + 'ff', torch.cat(y, 1)), 1e-5)
     hidden = F.gelu(_linear(w, name + 'att.ff1', x), approximate='tanh')
     return _norm(w, name + 'att.norm2', x + _linear(w, name + 'att.ff2', hidden), 1e-5)

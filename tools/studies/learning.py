@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder
 
-from mmsoft.layers import Landmarks
+from mmsoft.layers import SoftAttention
 from mmsoft.visualization.figures import save_figure
 from mmsoft.weights.writing import whole_file
 
@@ -33,6 +33,7 @@ from .peers import MODELS
 from .tables import spread
 
 TEST_BATCH = 250
+RULES = ('bounded', 'bounded, not scaled', 'growing')
 LOOKED_AT = 50  # pictures, evenly chosen, whose loss the layers' gradients are of
 
 
@@ -214,21 +215,23 @@ def test_sizes(name: str, pictures: Pictures, weights: str, sizes: Sequence[int]
     return found
 
 
-def test_rules(name: str, pictures: Pictures, weights: str, sizes: Sequence[int]) -> dict[str, dict[int, float | None]]:
+def test_rules(name: str, pictures: Pictures, weights: str, sizes: Sequence[int]) -> dict[str, dict[int, float]]:
     """Top-1 at other sizes with SOFT's landmarks bounded to as many as in training, and growing with the pictures."""
-    model, counts = loaded(name, pictures, weights), dict[Landmarks, int]()
-    hooks = [
-        layer.register_forward_hook(lambda layer, _, output: counts.update({layer: output.shape[2]}))
-        for layer in model.modules()
-        if isinstance(layer, Landmarks)
-    ]
+    model, counts = loaded(name, pictures, weights), dict[SoftAttention, int]()
+
+    def count(layer: SoftAttention) -> Callable[..., None]:
+        return lambda _, __, landmarks: counts.update({layer: landmarks.shape[2]})
+
+    layers = [layer for layer in model.modules() if isinstance(layer, SoftAttention)]
+    hooks = [layer.landmarks.register_forward_hook(count(layer)) for layer in layers]
     accuracy(model, Subset(pictures.val(pictures.recipe.size), [0]))
     for hook in hooks:
         hook.remove()
-    found: dict[str, dict[int, float | None]] = {}
-    for rule in ('bounded', 'growing') if counts else ():
-        for layer, count in counts.items():
-            layer.num_landmarks = count if rule == 'bounded' else None
+    found: dict[str, dict[int, float]] = {}
+    for rule in RULES if counts else ():
+        for layer, most in counts.items():
+            layer.landmarks.num_landmarks = None if rule == 'growing' else most
+            layer.scaled = rule != 'bounded, not scaled'
         found[rule] = {size: accuracy(model, pictures.val(size)) for size in sizes}
     return found
 
@@ -321,7 +324,7 @@ def layers_table(found: dict[str, Any]) -> str:
     ]
     for name, runs in found['runs'].items():
         for epoch, rows in enumerate(runs[0].get('layers') or []):
-            chosen = [row for row in rows if row.get('local')]
+            chosen = [row for row in rows if row.get('local') and row['attention']]
             if not chosen:
                 continue
             cells = [_typical([row['attention'] / row['local'] for row in chosen])]
@@ -338,7 +341,7 @@ def rules_table(found: dict[str, Any]) -> str:
     names = [name for name, runs in found['runs'].items() if all(run.get('rules') for run in runs)]
     sizes = [str(size) for size in found['runs'][names[0]][0]['rules']['bounded']] if names else []
     lines = [f'| model | landmarks | {" | ".join(sizes)} |', '|---' * (2 + len(sizes)) + '|']
-    for name, rule in product(names, ('bounded', 'growing')):
+    for name, rule in product(names, RULES):
         scores = [{str(size): top1 for size, top1 in run['rules'][rule].items()} for run in found['runs'][name]]
         cells = [spread([score[size] for score in scores], unit=' %') for size in sizes]
         lines.append(f'| {name} | {rule} | {" | ".join(cells)} |')
