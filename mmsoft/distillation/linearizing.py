@@ -1,19 +1,21 @@
 """``tools/linearize.py``: from a trained softmax model to a linear one, without labels."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.dist import barrier, is_main_process
+from mmengine.dist import barrier, broadcast_object_list, get_world_size, is_main_process
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
 import mmsoft
 from mmsoft.checkpoints import CheckpointError, read_checkpoint, read_state_dict
+from mmsoft.engine.conditions import conditions
 from mmsoft.engine.config import guard_files, load_config, without_pretrained
 from mmsoft.engine.demo import overlay
 from mmsoft.engine.launch import start_processes
@@ -21,15 +23,18 @@ from mmsoft.engine.lock import lock_work_dir
 from mmsoft.engine.own_data import use_own_data
 from mmsoft.engine.parts import LOADERS
 from mmsoft.engine.training import train
+from mmsoft.engine.watching import end_together
 from mmsoft.versions import require
 from mmsoft.visualization import plot_curves
-from mmsoft.weights.writing import to_bytes, write
+from mmsoft.weights.sources import is_remote
+from mmsoft.weights.writing import digest_of, to_bytes, write
 
 from .copying import Copy, copy_weights, linear_options
+from .kept import Kept, fingerprint
 from .live import LR
-from .pictures import Pictures, find_pictures, own_places, picture_steps
+from .pictures import check_pictures, find_pictures, own_places, picture_steps
 from .sources import Reading, TeacherError, from_file, load_whole, read
-from .teaching import STAGES, library_model
+from .teaching import STAGES, check_numbers, library_model
 
 LIBRARIES = ('timm', 'torchvision')
 # A shipped config of each family's classifier: data, schedule and metrics for what comes without a config.
@@ -40,6 +45,7 @@ BASES = {
 }
 HEADS = ('head.fc.weight', 'head.weight', 'fc.weight', 'classifier.weight')  # last layers of classifiers
 STEPS = dict(outputs=1000, maps=4000)  # iterations, by default
+REMEDY = '; give the checkpoint that this model was trained to, with the config of its training'
 TRANSFORM = ('mean', 'std', 'crop_pct', 'interpolation')
 
 
@@ -66,8 +72,8 @@ class Source:
     parts: Mapping[str, list[str]] = field(default_factory=dict)
 
     def places(self, cfg: Config, part: str = 'train') -> list[str]:
-        """Folders and pictures to learn from, or for the report; where nothing tells parts, the config's."""
-        return self.parts.get(part) or own_places(cfg)
+        """Folders and pictures of a part: of a folder of one's own, or else of the config."""
+        return self.parts.get(part, []) if self.parts else own_places(cfg, part)
 
 
 def open_source(
@@ -92,6 +98,11 @@ def open_source(
         )
     if colon and library in LIBRARIES:
         return _from_library(library, name, checkpoint, trust)
+    if colon and len(library) > 1 and library.isidentifier() and not (is_remote(teacher) or Path(teacher).exists()):
+        raise TeacherError(
+            f'{teacher!r} names a library {library!r}; those whose models are known by name are timm:<name> and '
+            'torchvision:<name>'
+        )
     if checkpoint is None and teacher.endswith(('.py', '.json', '.yaml', '.yml')):
         raise TeacherError(f'{teacher!r} is a config: give the checkpoint of its trained model behind it')
     if checkpoint is None:
@@ -117,16 +128,25 @@ def open_source(
     weights = read_state_dict(content)
     inner = {name.removeprefix('backbone.'): value for name, value in weights.items() if name.startswith('backbone.')}
     if not inner:
-        raise CheckpointError(f'no weight in {checkpoint!r} starts with backbone.: it is not of {cfg.model.type}')
+        raise CheckpointError(
+            f'no weight in {checkpoint!r} starts with backbone.: it is not of {cfg.model.type}{REMEDY}'
+        )
     if data:  # heads follow the folder's classes, which the teacher's may not be
-        load_whole(MODELS.build(cfg.model), weights, checkpoint)
+        _fill(MODELS.build(cfg.model), weights, checkpoint)
     module = MODELS.build(cfg.model.backbone)
-    load_whole(module, inner, checkpoint)
+    _fill(module, inner, checkpoint)
     module.eval()
     rest = {name: value for name, value in weights.items() if not name.startswith('backbone.')}
     meta = content.get('meta') if isinstance(content, Mapping) else None
     meta = meta if isinstance(meta, Mapping) else {}
     return Source(cfg, module, cfg.model.backbone.to_dict(), rest, meta, {}, parts)
+
+
+def _fill(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
+    try:
+        load_whole(model, weights, checkpoint)
+    except TeacherError as error:
+        raise TeacherError(f'{error}{REMEDY}') from error
 
 
 def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) -> Source:
@@ -139,7 +159,7 @@ def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) 
         head = next((weights[key] for key in HEADS if key in weights), None)
         options = {} if head is None else dict(num_classes=len(head))
         module = library_model(library, name, **options)
-        load_whole(module, weights, checkpoint)
+        _fill(module, weights, checkpoint)
     module.eval()
     cfg = getattr(module, 'pretrained_cfg', None) or {}
     transform = {key: cfg[key] for key in TRANSFORM if cfg.get(key) is not None}
@@ -245,7 +265,7 @@ def teaching_config(
                 type='mmsoft.Distillation',
                 stage=stage,
                 teacher=source.spec,
-                student=dict(linear.backbone, drop_path_rate=0.0),
+                student=_pupil(linear.backbone),
                 teacher_weights=str(out / 'teacher.pth'),
                 student_weights=str(out / f'before_{stage}.pth'),
                 blocks=linear.copy.attentions,
@@ -288,6 +308,12 @@ def teaching_config(
     )
 
 
+def _pupil(backbone: Mapping[str, Any]) -> dict[str, Any]:
+    """The linear model as the stages teach it: nothing falls out, and all of it learns, for all of it has changed."""
+    frozen = dict(frozen_stages=-1) if 'frozen_stages' in backbone else {}
+    return dict(backbone, drop_path_rate=0.0, **frozen)
+
+
 def save(linear: Linear, out: Path, name: str, source: Source) -> Path:
     """``<name>.pth`` with all weights and the config, as our tools read them; None of it is half-written."""
     path = out / f'{name}.pth'
@@ -296,28 +322,6 @@ def save(linear: Linear, out: Path, name: str, source: Source) -> Path:
         meta['dataset_meta'] = dict(source.meta['dataset_meta'])
     write(to_bytes(linear.weights, '.pth', meta), path)
     return path
-
-
-def check_pictures(linear: Linear, places: Sequence[str]) -> None:
-    """Raise unless the first picture that can be read is prepared to more than a window."""
-    files = find_pictures(places)
-    steps = picture_steps(linear.cfg, flip=False)
-    least = 4 * linear.reading.options.get('window_size', 8)
-    pictures, why = Pictures(files[:1], steps), None
-    for file in files[:20]:
-        pictures.files = [file]
-        try:
-            shape = tuple(pictures[0]['inputs'].shape[-2:])
-        except Exception as error:  # decoders fail in ways of their own
-            why = f'{file}: {type(error).__name__}: {error}'
-            continue
-        if min(shape) < least:
-            raise TeacherError(
-                f'{file!r} is prepared to {shape[0]} x {shape[1]} pixels, less than a window of {least}: give larger '
-                'pictures, or another size to the test pipeline with --cfg-options'
-            )
-        return
-    raise TeacherError(f'none of the first {min(20, len(files))} pictures can be read: {why}')
 
 
 def linearize_run(
@@ -342,48 +346,121 @@ def linearize_run(
     demo: bool = False,
     options: Mapping[str, Any] | None = None,
     data: str | None = None,
+    check: Callable[[Source, Linear], object] | None = None,
 ) -> tuple[Source, Linear, dict[str, Path]]:
     """All stages that are asked for; the teacher, the linear model, and the checkpoint of each stage.
 
     ``data`` is a folder of one's own: its part for training is learned from, and the linear model's config is for it.
+    A stage of 0 steps is left out. Without ``resume``, what an earlier run has left of these stages, and of those
+    behind them, is removed. ``check`` is called before anything is written, to raise.
     """
     if data and images:
         raise ValueError('--data has the pictures to learn from: leave out --images, or --data')
-    out, steps, lr = Path(out), steps or {}, LR | dict(lr or {})
+    out, steps, lr = Path(out), STEPS | dict(steps or {}), LR | dict(lr or {})
+    check_numbers(steps, lr, batch_size, workers, save_every)
+    stages = [stage for stage in STAGES if stage in stages and steps[stage]]
     start_processes(launcher)
     source = open_source(teacher, checkpoint, options, trust, demo, data, out)
     linear = copy_model(source, inline, attention, seed)
-    places = [] if not stages else list(images or source.places(linear.cfg))
-    if stages:
-        check_pictures(linear, places)
-    written = {}
-    if is_main_process():
-        out.mkdir(parents=True, exist_ok=True)
-        with lock_work_dir(str(out)):
-            print(linear.copy)
-            for note in linear.reading.notes:
-                print(f'note: {note}')
-            write(to_bytes(source.module.state_dict(), '.pth'), out / 'teacher.pth')
-            save(linear, out, 'copy', source)
-    barrier()
-    written['copy'] = out / 'copy.pth'
-    for stage in stages:
-        done = out / f'{stage}.pth'
-        if not (resume and done.is_file()):
-            linear = _teach(stage, source, linear, out, places, steps, batch_size, lr[stage], workers, dict(
+    places = list(images or source.places(linear.cfg)) if stages else []
+    lacks = source.cfg is None and not images and not any(Path(place).is_dir() for place in places)
+    if stages and (lacks or not places):
+        raise TeacherError(f'{data or teacher!r} brings no pictures to learn from: give folders of some with --images')
+    each = dict(batch_size=batch_size, processes=get_world_size(), amp=amp)
+    own = {stage: dict(steps=steps[stage], lr=lr[stage], **each) for stage in stages}
+    with ExitStack() as stack:
+        kept, start, finished = _begin(stack, source, linear, places, own, out, resume, seed, check)
+        written = dict(copy=out / 'copy.pth') | {stage: out / f'{stage}.pth' for stage in (start, *stages)}
+        if start != 'copy':
+            linear = linear.with_part(_part_of(written[start]))
+        for stage in stages:
+            if stage in finished:
+                linear = linear.with_part(_part_of(written[stage]))
+                continue
+            if kept:
+                kept.begin(stage, own[stage])
+            cfg = teaching_config(stage, source, linear, out, places, steps[stage], batch_size, lr[stage], workers)
+            linear = _teach(cfg, linear, out, dict(
                 amp=amp, seed=seed, save_every=save_every, launcher=launcher, trust_checkpoint=trust,
                 resume='auto' if resume else None,
             ))  # fmt: skip
             if is_main_process():
                 save(linear, out, stage, source)
             barrier()
-        else:
-            linear = linear.with_part(_part_of(done))
-        written[stage] = done
-    if is_main_process():
-        _finish(linear, out, source, stages)
-    barrier()
+        if is_main_process():
+            _finish(linear, out, source, stages)
+        barrier()
     return source, linear, written | dict(linear=out / 'linear.pth')
+
+
+def _begin(
+    stack: ExitStack,
+    source: Source,
+    linear: Linear,
+    places: Sequence[str],
+    own: dict[str, dict[str, Any]],
+    out: Path,
+    resume: bool,
+    seed: int,
+    check: Callable[[Source, Linear], object] | None,
+) -> tuple[Kept | None, str, list[str]]:
+    """Look at everything, then write the copy: where the first stage starts, and which stages are finished.
+
+    One process does so, and keeps the folder locked until ``stack`` ends; ``own`` becomes all that a stage depends on.
+    """
+    kept, problem, plan = None, None, ['copy', []]
+    if is_main_process():
+        try:
+            files = find_pictures(places)
+            if files:
+                check_pictures(linear.cfg, files, 4 * linear.reading.options.get('window_size', 8))
+            if check:
+                check(source, linear)
+            out.mkdir(parents=True, exist_ok=True)
+            stack.callback(lock_work_dir(str(out)).release)
+            kept = Kept(out, _shared(source, linear, seed))
+            plan = _plan(kept, own, fingerprint(files), resume)
+            print(linear.copy)
+            for note in linear.reading.notes:
+                print(f'note: {note}')
+            write(to_bytes(source.module.state_dict(), '.pth'), out / 'teacher.pth')
+            save(linear, out, 'copy', source)
+        except Exception as error:  # the others must not wait
+            problem = error
+    end_together(problem)
+    broadcast_object_list(plan)
+    return kept, *plan
+
+
+def _plan(kept: Kept, own: dict[str, dict[str, Any]], pictures: str, resume: bool) -> list[Any]:
+    """Refuse to resume another run, or clear what an earlier one has left."""
+    stages = list(own)
+    start = kept.start_of(stages)
+    for stage, before in zip(stages, (start, *stages), strict=False):
+        own[stage].update(pictures=pictures, starts_from=before)
+    if resume:
+        kept.check(own)
+        kept.begin('copy', kept.copy)
+    else:
+        gone = kept.clear(stages)
+        if gone:
+            print(f'{kept.out} held an earlier run: {", ".join(gone)} removed')
+    if stages and stages[0] != STAGES[0]:
+        why = '' if start != 'copy' else f', for {STAGES[0]} of this teacher with these options is not in {kept.out}'
+        print(f'{stages[0]} starts from {kept.out / start}.pth{why}')
+    finished = [stage for stage in stages if resume and kept.has(stage)]
+    for stage in finished:
+        print(f'{stage} is finished: {kept.out / stage}.pth')
+    return [start, finished]
+
+
+def _shared(source: Source, linear: Linear, seed: int) -> dict[str, Any]:
+    """What all stages depend on."""
+    weights = {**{f'backbone.{name}': value for name, value in source.module.state_dict().items()}, **source.rest}
+    prepared = conditions(Config(dict(train_dataloader=picture_steps(linear.cfg))))
+    steps = {name.replace('train_dataloader', 'test_pipeline'): value for name, value in prepared.items()}
+    teacher = digest_of({name: value.cpu() for name, value in weights.items()})[:12]
+    return conditions(linear.cfg) | steps | dict(teacher=teacher, seed=seed)
 
 
 def _part_of(path: Path) -> dict[str, Tensor]:
@@ -391,23 +468,12 @@ def _part_of(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix('backbone.'): value for name, value in weights.items() if name.startswith('backbone.')}
 
 
-def _teach(
-    stage: str,
-    source: Source,
-    linear: Linear,
-    out: Path,
-    places: Sequence[str],
-    steps: Mapping[str, int],
-    batch_size: int,
-    lr: float,
-    workers: int,
-    options: dict[str, Any],
-) -> Linear:
+def _teach(cfg: Config, linear: Linear, out: Path, options: dict[str, Any]) -> Linear:
     """A stage: what the student knows after it."""
+    stage = cfg.model.stage
     if is_main_process():
         write(to_bytes(linear.part, '.pth'), out / f'before_{stage}.pth')
     barrier()
-    cfg = teaching_config(stage, source, linear, out, places, steps.get(stage, STEPS[stage]), batch_size, lr, workers)
     runner = train(cfg, work_dir=str(out / stage), **options)
     model = runner.model.module if hasattr(runner.model, 'module') else runner.model
     part = {name: value.detach().cpu().clone() for name, value in model.student.state_dict().items()}
@@ -418,7 +484,7 @@ def _finish(linear: Linear, out: Path, source: Source, stages: Sequence[str]) ->
     """``linear.pth`` and ``linear.py``, from which ``train.py`` goes on; curves of the stages."""
     path = save(linear, out, 'linear', source)
     cfg = copy.deepcopy(linear.cfg)
-    cfg.load_from = str(path)
+    cfg.load_from = str(path.resolve())  # train.py may run in any folder
     write(cfg.pretty_text.encode(), out / 'linear.py')
     for stage in stages:
         if (out / stage).is_dir():

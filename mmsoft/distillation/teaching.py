@@ -1,5 +1,6 @@
 """The stages ``outputs`` and ``maps`` as OpenMMLab trains models."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from mmengine.model import BaseDataPreprocessor, BaseModel, ImgDataPreprocessor
 from torch import Tensor, nn
 
 from mmsoft.checkpoints import read_state_dict
+from mmsoft.engine.saving import parse_interval
 from mmsoft.models.archs import STRIDES
 from mmsoft.ops.checks import choose
 from mmsoft.registry import MODELS
@@ -16,6 +18,23 @@ from .matching import freeze_for, step
 from .sources import TeacherError, load_whole, read
 
 STAGES = ('outputs', 'maps')
+
+
+def check_numbers(
+    steps: Mapping[str, int], lr: Mapping[str, float], batch_size: int, workers: int, save_every: str | None
+) -> None:
+    """Raise for what no run can be made with."""
+    for stage in STAGES:
+        if steps[stage] < 0:
+            raise ValueError(f'--steps are iterations of outputs and maps, 0 to leave one out; got {steps[stage]}')
+        if not (lr[stage] > 0 and math.isfinite(lr[stage])):
+            raise ValueError(f'--lr are numbers above 0, of outputs and maps; got {lr[stage]}')
+    if batch_size < 1:
+        raise ValueError(f'--batch-size is 1 or more pictures; got {batch_size}')
+    if workers < 0:
+        raise ValueError(f'--workers is 0 or more processes that read pictures; got {workers}')
+    if save_every:
+        parse_interval(save_every)
 
 
 @MODELS.register_module()
