@@ -5,6 +5,7 @@ for example: python tools/linearize.py swin_config.py swin.pth --images photos/ 
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from mmsoft.engine.preemption import Preempted, request
@@ -19,7 +20,7 @@ from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
 from mmsoft.distillation.linearizing import STEPS, linearize_run
-from mmsoft.distillation.reporting import report_run
+from mmsoft.distillation.reporting import check_report, report_places, report_run
 from mmsoft.distillation.teaching import STAGES
 from mmsoft.engine.cli import run_tool
 from mmsoft.engine.launch import LAUNCHERS, part_processes
@@ -45,7 +46,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         '--stages', nargs='*', choices=('copy', *STAGES), default=STAGES, help='by default outputs maps; copy: no more'
     )
-    parser.add_argument('--steps', type=int, nargs=2, metavar=('OUTPUTS', 'MAPS'), help=f'by default {STEPS}')
+    parser.add_argument(
+        '--steps',
+        type=int,
+        nargs=2,
+        metavar=('OUTPUTS', 'MAPS'),
+        help='by default {outputs} {maps}; 0 leaves a stage out'.format(**STEPS),
+    )
     parser.add_argument('--lr', type=float, nargs=2, metavar=('OUTPUTS', 'MAPS'))
     parser.add_argument('--batch-size', type=int, default=8, help='of each process (default 8)')
     parser.add_argument('--workers', type=int, default=2, help='that read pictures (default 2)')
@@ -59,14 +66,22 @@ def parse() -> argparse.Namespace:
         '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help="change values of the teacher's config"
     )
     parser.add_argument('--no-report', action='store_true', help='leave the comparison with the teacher out')
-    parser.add_argument('--report-images', nargs='+', metavar='FOLDER', help='for the report; by default --images')
+    parser.add_argument(
+        '--report-images',
+        nargs='+',
+        metavar='FOLDER',
+        help="for the report; by default the config's validation set, or --images",
+    )
     parser.add_argument('--labels', action='store_true', help="also report the metrics on the config's test set")
     parser.add_argument('--launcher', choices=LAUNCHERS, default='none')
     parser.add_argument('--local-rank', '--local_rank', type=int, help=argparse.SUPPRESS)  # old launchers pass it
     parser.add_argument(
         '--trust-checkpoint', action='store_true', help='read a pickle that may run code of whoever wrote it'
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.no_report and (args.labels or args.report_images):
+        parser.error('--labels and --report-images are for the report: leave them out, or --no-report')
+    return args
 
 
 def main() -> None:
@@ -96,16 +111,20 @@ def main() -> None:
             demo=args.demo,
             options=args.cfg_options,
             data=args.data,
+            check=None
+            if args.no_report
+            else partial(check_report, asked=args.report_images, images=args.images, labels=args.labels),
         )
     except Preempted as stop:
         print(f'{stop}; go on with --resume', file=sys.stderr)
         part_processes(stop.code)
         raise
     if not args.no_report and is_main_process():
-        places = args.report_images or args.images or source.places(linear.cfg, 'val')
-        files = report_run(
-            source, linear, written, places, args.checkpoint, labels=args.labels, trust=args.trust_checkpoint
-        )
+        places, where = args.report_images, ' of --report-images'
+        if not places:
+            places, where = report_places(source, linear.cfg, args.images)
+        options = dict(labels=args.labels, trust=args.trust_checkpoint, where=where)
+        files = report_run(source, linear, written, places, args.checkpoint, **options)
         print(files[1].read_text(encoding='utf-8'))
     print(f'linear model: {Path(args.out, "linear.py")} {written["linear"]}')
     part_processes()

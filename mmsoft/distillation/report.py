@@ -194,9 +194,9 @@ def markdown(content: Mapping[str, Any]) -> str:
     lines += [f'| {outcome} | {count} |' for outcome, count in content['weights'].items()]
     names = list(content['errors'])
     lines += ['', '## Errors', '']
-    lines += [f"Share of the power that is wrong, on {content['pictures']} pictures. Attentions get their teacher's"]
+    lines += [f'Share of the power that is wrong, on {content["pictures"]} pictures{content["pictures_from"]}.']
     lines += [
-        'input; maps are those of the whole backbone.',
+        "Attentions get their teacher's input; maps are those of the whole backbone.",
         '',
         f'| | {" | ".join(names)} |',
         '|---' * (len(names) + 1) + '|',

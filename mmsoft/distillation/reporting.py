@@ -12,12 +12,23 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mmsoft.checkpoints import read_state_dict
+from mmsoft.engine.config import check_data
 from mmsoft.engine.predictor import Predictor
 from mmsoft.engine.tasks import CLASSIFICATION, task_of
 from mmsoft.engine.training import evaluate
 
 from .linearizing import Linear, Source
-from .report import SIZES, agreement, batches_of, costs, errors_before_and_after, pictures_for, write_report
+from .pictures import find_pictures
+from .report import (
+    LEAST_SCORE,
+    SIZES,
+    agreement,
+    batches_of,
+    costs,
+    errors_before_and_after,
+    pictures_for,
+    write_report,
+)
 from .sources import TeacherError, load_whole
 
 COUNT = 50  # pictures
@@ -34,10 +45,11 @@ def report_run(
     sizes: Sequence[tuple[int, int]] = SIZES,
     labels: bool = False,
     trust: bool = False,
+    where: str = '',
 ) -> list[Path]:
     """Compare the copy and the linear model with the teacher, on ``count`` pictures; where the report is.
 
-    ``labels``: the metrics of the config's test set as well.
+    ``labels``: the metrics of the config's test set as well. ``where``: what the report says of the pictures.
     """
     out, device = written['linear'].parent, 'cuda:0' if torch.cuda.is_available() else 'cpu'
     files = pictures_for(places, count)
@@ -64,6 +76,7 @@ def report_run(
         weights={outcome: len(names) for outcome, names in linear.copy.names.items()},
         linear_attentions=linear.copy.attentions,
         pictures=len(batches),
+        pictures_from=where,
         errors=errors,
         agreement=agree,
         metrics=_metrics(source, linear, written, str(checkpoint), out, trust) if labels else {},
@@ -71,6 +84,50 @@ def report_run(
         device=torch.cuda.get_device_name() if device != 'cpu' else f'a CPU, {torch.get_num_threads()} threads',
     )
     return write_report(out, content)
+
+
+def report_places(source: Source, cfg: Config, images: Sequence[str] | None) -> tuple[list[str], str]:
+    """Pictures for the report where none are asked for, and what they are: such that were not learned from, if any.
+
+    ``images``: where the pictures to learn from are; by default the source's.
+    """
+    learned = list(images or source.places(cfg))
+    known = set(find_pictures(_resolved(learned)))
+    for part in ('val', 'test') if source.cfg else ():  # of another config, nobody has named the data
+        places = _resolved(source.places(cfg, part))
+        kept = [file for file in find_pictures(places) if file not in known] if all(map(_is_there, places)) else []
+        if kept:
+            return kept, f' of the part {part!r} of the data, which are not learned from'
+    return learned, ' among those to learn from, for others are not known (--report-images gives them)'
+
+
+def _resolved(places: Sequence[str]) -> list[str]:
+    return [str(Path(place).expanduser().resolve()) for place in places]
+
+
+def _is_there(place: str) -> bool:
+    return Path(place).exists()
+
+
+def check_report(
+    source: Source, linear: Linear, asked: Sequence[str] | None, images: Sequence[str] | None, labels: bool
+) -> None:
+    """Raise for what a report cannot be made of; ``asked`` and ``images`` are pictures for it, and to learn from."""
+    if asked:
+        find_pictures(asked, '--report-images')
+    else:
+        report_places(source, linear.cfg, images)
+    if not labels:
+        return
+    metrics = source.cfg.get('test_evaluator') if source.cfg else None
+    metrics = metrics if isinstance(metrics, (list, tuple)) else [metrics]
+    has_metrics = all(metric and not metric.get('format_only') for metric in metrics)
+    if source.cfg is None or not source.cfg.get('test_dataloader') or not has_metrics:
+        raise TeacherError(
+            '--labels asks for a config with a labelled test set, which this teacher has not: leave --labels out, and '
+            'run test.py on linear.py with a test set'
+        )
+    check_data(copy.deepcopy(linear.cfg), 'test')
 
 
 def _module(linear: Linear, path: Path) -> nn.Module:
@@ -98,6 +155,11 @@ def _summary(agree: Mapping[str, Mapping[str, float]], errors: Mapping[str, Mapp
         lines.append(
             f"{key} against the teacher's predictions is {value:.1f}; after copying alone {agree['copy'][key]:.1f}."
         )
+    else:
+        lines.append(
+            f'Agreement of boxes is not known: no detection of the teacher has a score of {LEAST_SCORE} or more on '
+            'these pictures. --report-images takes others.'
+        )
     return ' '.join(lines)
 
 
@@ -105,10 +167,6 @@ def _metrics(
     source: Source, linear: Linear, written: Mapping[str, Path], checkpoint: str, out: Path, trust: bool
 ) -> dict[str, dict[str, float]]:
     """Of the test set, by ``test.py``'s own way."""
-    if source.cfg is None:
-        raise TeacherError(
-            '--labels asks for a config with a test set; this teacher has none: run test.py on linear.py'
-        )
     tested = {'teacher': (source.cfg, checkpoint)} | {
         name: (linear.cfg, str(written[name])) for name in ('copy', 'linear')
     }

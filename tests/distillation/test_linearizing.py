@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import own_sets
@@ -16,14 +17,16 @@ import timm
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+from PIL import Image
 from small_runs import ENVIRONMENT, command, dump, losses, run, small_config
 
-from mmsoft.checkpoints import read_state_dict
+from mmsoft.checkpoints import CheckpointError, read_state_dict
+from mmsoft.datasets.layout import DataError
 from mmsoft.datasets.miniature import write_world
-from mmsoft.distillation.linearizing import linearize_run
-from mmsoft.distillation.pictures import find_pictures
+from mmsoft.distillation.linearizing import linearize_run, open_source
+from mmsoft.distillation.pictures import check_pictures, find_pictures
 from mmsoft.distillation.report import agreement
-from mmsoft.distillation.reporting import report_run
+from mmsoft.distillation.reporting import _summary, check_report, report_places, report_run
 from mmsoft.distillation.sources import TeacherError
 from mmsoft.engine.predictor import Predictor
 from mmsoft.engine.tasks import CLASSIFICATION, DETECTION, SEMANTIC_SEGMENTATION
@@ -254,3 +257,194 @@ def test_agreement_is_measured_against_the_teacher():
     assert agreement(SEMANTIC_SEGMENTATION, maps[:1], maps[1:]) == dict(mIoU=pytest.approx(100 * (1 / 2 + 2 / 3) / 2))
     logits = [torch.tensor([0.0, 2.0]), torch.tensor([1.0, 0.0])]
     assert agreement(CLASSIFICATION, logits, [logits[0], logits[0]]) == dict(top1=50.0)
+
+
+def weights_of(path):
+    return read_state_dict(str(path))
+
+
+def equal(first, second):
+    first, second = weights_of(first), weights_of(second)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def other_teacher(folder, weights):
+    """The same network with other numbers."""
+    state = {name: value + 0.01 if value.is_floating_point() else value for name, value in weights_of(weights).items()}
+    path = folder / 'other.pth'
+    torch.save(dict(state_dict=state), path)
+    return path
+
+
+@pytest.mark.slow
+def test_nothing_of_an_earlier_run_is_taken(tmp_path, capsys):
+    _, path, weights = teacher(tmp_path)
+    other, out = other_teacher(tmp_path, weights), tmp_path / 'out'
+    options = dict(steps=dict(outputs=2, maps=2), batch_size=2, workers=0)
+    linearize_run(str(path), str(weights), out, **options)
+    before = {file: file.read_bytes() for file in out.rglob('*.p*') if file.is_file()}
+
+    def refused(says, checkpoint=weights, **changed):
+        with pytest.raises(ValueError, match=says):
+            linearize_run(str(path), str(checkpoint), out, resume=True, **(options | changed))
+        assert {file: file.read_bytes() for file in before} == before
+
+    refused('holds another run: teacher is .* there and .* here. Resume with the values', other)
+    refused('outputs: steps is 2 there and 3 here', steps=dict(outputs=3, maps=2))
+    refused('maps: lr is 0.0005 there and 0.1 here', lr=dict(maps=0.1))
+    refused('outputs: batch_size is 2 there and 1 here', batch_size=1)
+    refused('seed is 0 there and 1 here', seed=1)
+    refused(r'model.backbone.arch.inline is .* there and \[0, 1, 0, 0\] here', inline=(0, 1, 0, 0))
+    pictures = tmp_path / 'pictures'
+    pictures.mkdir()
+    shutil.copy(next((tmp_path / 'coco').rglob('*.jpg')), pictures)
+    refused('outputs: pictures is .8 files .* here', images=[str(pictures)])
+    capsys.readouterr()
+    linearize_run(str(path), str(weights), out, resume=True, **options)
+    assert 'maps is finished' in capsys.readouterr().out
+    assert equal(out / 'linear.pth', out / 'maps.pth')
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mmsoft.distillation.linearizing._teach', killed)
+        with pytest.raises(KeyboardInterrupt):
+            linearize_run(str(path), str(other), out, **options)
+    assert 'maps.pth' in capsys.readouterr().out
+    gone = ['linear.pth', 'linear.py', 'outputs.pth', 'maps.pth']
+    assert not [name for name in gone if (out / name).exists()]
+    assert not [*out.rglob('iter_*.pth'), *out.rglob('last_checkpoint')]
+    linearize_run(str(path), str(other), out, resume=True, **options)
+    linearize_run(str(path), str(other), tmp_path / 'fresh', **options)
+    assert equal(out / 'linear.pth', tmp_path / 'fresh' / 'linear.pth')
+    (out / 'stages.json').unlink()
+    for resume in (True, False):
+        with pytest.raises(ValueError, match=r"holds 'outputs.pth', and no stages.json .* another --out, or remove it"):
+            linearize_run(str(path), str(other), out, resume=resume, **options)
+    assert (out / 'outputs.pth').is_file()
+
+
+@pytest.mark.slow
+def test_stages_one_at_a_time_make_what_all_make_at_once(tmp_path, capsys):
+    _, path, weights = teacher(tmp_path)
+    options = dict(steps=dict(outputs=2, maps=2), batch_size=2, workers=0)
+    whole, apart, alone = (tmp_path / name for name in ('whole', 'apart', 'alone'))
+    linearize_run(str(path), str(weights), whole, **options)
+    linearize_run(str(path), str(weights), apart, stages=['outputs'], **options)
+    assert equal(whole / 'outputs.pth', apart / 'linear.pth')
+    capsys.readouterr()
+    _, _, written = linearize_run(str(path), str(weights), apart, stages=['maps'], **options)
+    assert f'maps starts from {apart / "outputs.pth"}' in capsys.readouterr().out
+    assert written.keys() == {'copy', 'outputs', 'maps', 'linear'}
+    assert equal(whole / 'linear.pth', apart / 'linear.pth')
+    linearize_run(str(path), str(weights), alone, **(options | dict(steps=dict(outputs=0, maps=2))))
+    assert f'maps starts from {alone / "copy.pth"}, for outputs of this teacher' in capsys.readouterr().out
+    assert not (alone / 'outputs.pth').exists()
+    assert not equal(whole / 'linear.pth', alone / 'linear.pth')
+    with pytest.raises(ValueError, match=r"maps: starts_from is 'copy' there and 'outputs' here"):
+        linearize_run(str(path), str(weights), alone, resume=True, **options)
+    other = other_teacher(tmp_path, weights)
+    linearize_run(str(path), str(other), apart, stages=['maps'], **options)
+    said = capsys.readouterr().out
+    assert f'maps starts from {apart / "copy.pth"}' in said
+    assert 'outputs.pth' in said.partition('removed')[0]
+    assert not (apart / 'outputs.pth').exists()
+
+
+@pytest.mark.slow
+def test_frozen_stages_are_taught_and_stay_in_the_config(tmp_path):
+    _, path, weights = teacher(tmp_path)
+    frozen = {'model.backbone.frozen_stages': 2}
+    options = dict(OPTIONS, options=frozen, inline=(1, 1, 1, 0))
+    _, linear, written = linearize_run(str(path), str(weights), tmp_path / 'out', **options)
+    assert linear.copy.attentions[0] == 'stages.0.blocks.0'
+    before, outputs, after = (weights_of(written[stage]) for stage in ('copy', 'outputs', 'maps'))
+    attention = 'backbone.stages.0.blocks.0.attn.proj.weight'
+    assert not torch.equal(before[attention], outputs[attention])
+    embedding = 'backbone.stages.0.embed.proj.weight'
+    assert torch.equal(before[embedding], outputs[embedding])
+    assert not torch.equal(outputs[embedding], after[embedding])
+    assert Config.fromfile(tmp_path / 'out' / 'linear.py').model.backbone.frozen_stages == 2
+
+
+def test_numbers_and_wishes_are_checked_before_anything_is_written(tmp_path, monkeypatch):
+    _, path, weights = teacher(tmp_path)
+    out = tmp_path / 'out'
+
+    def refused(says, kind=ValueError, **options):
+        with pytest.raises(kind, match=says):
+            linearize_run(str(path), str(weights), out, **(OPTIONS | options))
+        assert not out.exists()
+
+    refused('--steps are iterations .* got -1', steps=dict(outputs=-1, maps=5))
+    refused('--lr are numbers above 0.* got -1', lr=dict(outputs=-1.0, maps=1.0))
+    refused('--lr are numbers above 0.* got nan', lr=dict(maps=float('nan')))
+    refused('--batch-size is 1 or more pictures; got 0', batch_size=0)
+    refused('--workers is 0 or more .* got -1', workers=-1)
+    refused('--save-every takes a time', save_every='soon')
+    asked = dict(asked=None, images=None, labels=False)
+    refused('no pictures in .*give --report-images a', check=partial(check_report, **asked | dict(asked=['nowhere'])))
+    labels = partial(check_report, **asked | dict(labels=True))
+    unlabelled = {'test_dataloader.dataset.ann_file': 'annotations/nowhere.json'}
+    refused(r'there is no .*nowhere\.json', check=labels, options=unlabelled, kind=DataError)
+    refused('with a labelled test set', check=labels, options={'test_evaluator.format_only': True})
+    model = timm.create_model('vit_tiny_patch16_224', num_classes=6)
+    torch.save(model.state_dict(), tmp_path / 'vit.pth')
+    pictures = [str(tmp_path / 'coco')]
+    name = 'timm:vit_tiny_patch16_224'
+    check = partial(check_report, asked=None, images=pictures, labels=True)
+    with pytest.raises(TeacherError, match='--labels asks for a config with a labelled test set'):
+        linearize_run(name, str(tmp_path / 'vit.pth'), out, images=pictures, check=check)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TeacherError, match=rf"'{name}' brings no pictures to learn from: .* --images"):
+        linearize_run(name, str(tmp_path / 'vit.pth'), out)
+    with pytest.raises(TeacherError, match=r"library 'tim'; .* are timm:<name> and torchvision:<name>"):
+        linearize_run('tim:swin_tiny', None, out)
+    torch.save(dict(fc=torch.zeros(2)), tmp_path / 'resnet.pth')
+    with pytest.raises(CheckpointError, match='give the checkpoint that this model was trained to'):
+        linearize_run(str(path), str(tmp_path / 'resnet.pth'), out)
+    assert not out.exists()
+    wishes = ('--no-report', '--labels')
+    result = run('linearize', path, weights, '--out', out, *wishes, check=False)
+    assert result.returncode == 2
+    assert 'leave them out, or --no-report' in result.stderr
+
+
+def test_the_linear_config_works_from_any_folder(tmp_path, monkeypatch):
+    _, path, weights = teacher(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    linearize_run(str(path), str(weights), 'out', stages=())
+    monkeypatch.chdir('/')
+    assert Config.fromfile(tmp_path / 'out' / 'linear.py').load_from == str(tmp_path / 'out' / 'linear.pth')
+
+
+def test_no_picture_may_be_prepared_to_less_than_a_window(tmp_path):
+    cfg, _, _ = teacher(tmp_path)
+    folder = tmp_path / 'pictures'
+    folder.mkdir()
+    for index in range(30):
+        Image.new('RGB', (96, 64)).save(folder / f'{index:02}.jpg')
+    Image.new('RGB', (900, 12)).save(folder / '99.png')
+    scale = cfg.test_dataloader.dataset.pipeline[1]
+    scale.update(type='Resize', scale=(96, 64), keep_ratio=True)
+    with pytest.raises(TeacherError, match=r"99.png' is prepared to 1 x 96 pixels, less than a window of 16"):
+        check_pictures(cfg, find_pictures([str(folder)]), 16)
+    (folder / '99.png').unlink()
+    (folder / '00.jpg').write_bytes(b'no picture')
+    check_pictures(cfg, find_pictures([str(folder)]), 16)
+
+
+def test_the_report_prefers_pictures_that_were_not_learned_from(tmp_path):
+    _, path, weights = teacher(tmp_path)
+    source = open_source(str(path), str(weights))
+    train, val = (str(next((tmp_path / 'coco').glob(f'{part}*')).resolve()) for part in ('train', 'val'))
+    places, where = report_places(source, source.cfg, None)
+    assert places == find_pictures([val])
+    assert 'not learned from' in where
+    assert report_places(source, source.cfg, [train])[0] == find_pictures([val])
+    places, where = report_places(source, source.cfg, [str(tmp_path / 'coco')])
+    assert places == [str(tmp_path / 'coco')]
+    assert 'among those to learn from' in where
+    said = _summary({}, dict(copy={'map 0': 0.2}, linear={'map 0': 0.1}))
+    assert 'no detection of the teacher has a score of 0.3' in said
