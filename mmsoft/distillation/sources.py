@@ -5,11 +5,10 @@ relative positions of windows, ``reduce`` of PVT; copying.py makes a linear atte
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mmsoft.models.archs import Arch
@@ -18,6 +17,8 @@ from mmsoft.models.options import options_of
 from mmsoft.versions import require
 from mmsoft.weights.files import IGNORED
 from mmsoft.weights.renaming import renamer
+
+from .unseen import odd_part, scale_factors, scale_queries
 
 STAGES = range(4)
 Pairs = Mapping[str, str]
@@ -40,6 +41,7 @@ class Reading:
         converted: Our names of weights whose layout differs from the teacher's.
         classifier: Whether there is a head.
         notes: What differs between the teacher and its copy besides the attention.
+        multiple: Sides of pictures for which maps of the two are equal are multiples of it.
     """
 
     title: str
@@ -50,6 +52,7 @@ class Reading:
     converted: set[str] = field(default_factory=set)
     classifier: bool = False
     notes: list[str] = field(default_factory=list)
+    multiple: int = 1
 
     @property
     def kind(self) -> type[nn.Module]:
@@ -62,7 +65,11 @@ def read(model: nn.Module) -> Reading:
     for base in type(model).__mro__:
         reader = READERS.get((base.__module__.split('.')[0], base.__name__))
         if reader:
-            return reader(model)
+            reading = reader(model)
+            odd = None if reader is read_own else odd_part(model, base)
+            if odd:
+                raise TeacherError(f'{reading.title}: {odd}')
+            return reading
     known = ', '.join(f'{library}.{name}' for library, name in READERS)
     raise TeacherError(
         f'{type(model).__module__.split(".")[0]}.{type(model).__name__} has no softmax attention that can be replaced '
@@ -138,9 +145,9 @@ def read_mm_swin(model: Any) -> Reading:
     outputs = tuple(model.out_indices)
     return _swin(
         title,
+        model,
         weights,
         names,
-        converted,
         dict(
             shift='all',
             output_norms=any(i < 3 for i in outputs),
@@ -150,7 +157,7 @@ def read_mm_swin(model: Any) -> Reading:
             drop_path_rate=_drop_path(model),
         ),
         window=first.attn.window_size,
-        scale=first.attn.w_msa.scale,
+        converted=converted,
     )
 
 
@@ -163,7 +170,7 @@ def read_timm_swin(model: Any) -> Reading:
     """timm's, whose windows are cut for one image size."""
     weights, names = _named(model, _TIMM_SWIN)
     pool = getattr(model.head, 'global_pool', None)
-    if getattr(pool, 'pool_type', 'avg') not in ('avg', ''):
+    if getattr(pool, 'pool_type', 'avg') != 'avg':
         raise TeacherError(f'timm.SwinTransformer pools by {pool.pool_type!r}; InLine-Swin by the mean of all tokens')
     blocks = [block for layer in model.layers for block in layer.blocks]
     window = max(max(block.window_size) for block in blocks)
@@ -176,16 +183,9 @@ def read_timm_swin(model: Any) -> Reading:
             )
         if any(block.shift_size) and any(side % window for side in block.input_resolution):
             notes = ['timm shifts maps before it pads them to whole windows, this copy after']
-    return _swin(
-        'timm.SwinTransformer',
-        weights,
-        names,
-        set(),
-        dict(shift='by_side', drop_path_rate=_drop_path(model)),
-        window=window,
-        scale=blocks[0].attn.scale,
-        notes=notes,
-    )
+    always = any(getattr(block, 'always_partition', False) for block in blocks)
+    options = dict(shift='all' if always else 'by_side', drop_path_rate=_drop_path(model))
+    return _swin('timm.SwinTransformer', model, weights, names, options, window, classifier=True, notes=notes)
 
 
 def read_torchvision_swin(model: Any) -> Reading:
@@ -195,8 +195,8 @@ def read_torchvision_swin(model: Any) -> Reading:
     weights, names = _named(model, _TORCHVISION_SWIN)
     options = dict(shift='by_side', drop_path_rate=_drop_path(model))
     notes = ['torchvision leaves out pixels that fill no patch, this copy pads them: multiples of 4 are the same']
-    window = attention.window_size[0]
-    return _swin('torchvision.SwinTransformer', weights, names, set(), options, window, notes=notes)
+    title, window = 'torchvision.SwinTransformer', attention.window_size[0]
+    return _swin(title, model, weights, names, options, window, classifier=True, notes=notes, multiple=4)
 
 
 def swin_from_weights(weights: Mapping[str, Tensor]) -> nn.Module:
@@ -230,13 +230,14 @@ def load_whole(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> 
 
 def _swin(
     title: str,
+    model: nn.Module,
     weights: dict[str, Tensor],
     names: dict[str, str],
-    converted: set[str],
     options: dict[str, Any],
     window: int,
-    scale: float | None = None,
-    notes: list[str] | None = None,
+    classifier: bool = False,
+    converted: Collection[str] = (),
+    **rest: Any,
 ) -> Reading:
     """What all Swins share: which shapes there must be, and what becomes of their options."""
     arch = _swin_arch(weights)
@@ -249,17 +250,26 @@ def _swin(
     tables = [value for name, value in weights.items() if name.endswith('relative_position_bias_table')]
     if any(table.shape[0] != (2 * window - 1) ** 2 for table in tables):
         raise TeacherError(f'{title}: its windows differ in size; InLine-Swin has one size for all')
-    width = arch['dims'][0] // arch['heads'][0]
-    _with_biases(weights, 'qkv')
-    if scale is not None and not math.isclose(scale, width**-0.5):
-        _scale_queries(weights, scale / width**-0.5)
-    classifier = 'head.weight' in weights
+    _with_biases(weights, 'attn.qkv', 'attn.proj')
+    widths = {
+        f'stages.{i}.blocks.{j}.attn.': arch['dims'][i] // arch['heads'][i]
+        for i in STAGES
+        for j in range(arch['depths'][i])
+    }
+    scale_queries(weights, scale_factors(model, names, widths))
     options = dict(arch=arch, window_size=window, in_channels=weights['stages.0.embed.proj.weight'].shape[1], **options)
     if classifier:
-        options['num_classes'] = weights['head.weight'].shape[0]
-    return Reading(
-        title, FAMILIES['InLine-Swin'], options, weights, names, converted & weights.keys(), classifier, notes or []
-    )
+        options['num_classes'] = _classes(title, weights)
+    kept = set(converted) & weights.keys()
+    return Reading(title, FAMILIES['InLine-Swin'], options, weights, names, kept, classifier, **rest)
+
+
+def _classes(title: str, weights: Mapping[str, Tensor]) -> int:
+    """Of a classifier; 0 of one without a head, which gives what a head would get."""
+    odd = next((name for name in weights if name.startswith('head.') and name.count('.') > 1), None)
+    if odd:
+        raise TeacherError(f'{title} has {odd}: its head has to be one linear layer, or none')
+    return len(weights.get('head.weight', ()))
 
 
 def _swin_arch(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -284,13 +294,6 @@ def _with_biases(weights: dict[str, Tensor], *projections: str) -> None:
         bias = name.removesuffix('weight') + 'bias'
         if bias not in weights:
             weights[bias] = weights[name].new_zeros(weights[name].shape[0])
-
-
-def _scale_queries(weights: dict[str, Tensor], factor: float) -> None:
-    """An attention's own scale, in the queries' projection."""
-    for name in [name for name in weights if '.attn.qkv.' in name]:
-        third = weights[name].shape[0] // 3
-        weights[name] = torch.cat((weights[name][:third] * factor, weights[name][third:]))
 
 
 def _check_shapes(title: str, weights: Mapping[str, Tensor], ratios: tuple[int, ...]) -> None:
@@ -349,6 +352,8 @@ def read_mm_pvt(model: Any) -> Reading:
     title = 'mmdet.PyramidVisionTransformer'
     if type(model).__name__ != 'PyramidVisionTransformer':
         raise TeacherError(f'mmdet.{type(model).__name__} overlaps patches and convolves in its MLPs: give a PVT v1')
+    if len(model.layers) != 4:
+        raise TeacherError(f'{title} has {len(model.layers)} stages; InLine-PVT has 4')
     table = getattr(model.layers[0][1][0], 'pos_shape', None)
     if table is None or not isinstance(model.layers[0][2], nn.Identity):
         raise TeacherError(f'{title}: without position tables, or with norms after stages, it is no PVT v1')
@@ -362,7 +367,7 @@ def read_mm_pvt(model: Any) -> Reading:
         elif '.mlp.' in name and name.endswith('.weight'):
             weights[name] = value.flatten(1)
             converted.add(name)
-    _with_biases(weights, 'qkv')
+    _with_biases(weights, 'attn.qkv', 'attn.proj')
     dims = tuple(weights[f'stages.{i}.blocks.0.norm1.weight'].shape[0] for i in STAGES)
     if tuple(model.strides) != (4, 2, 2, 2) or tuple(model.patch_sizes) != (4, 2, 2, 2):
         raise TeacherError(
@@ -380,7 +385,7 @@ def read_mm_pvt(model: Any) -> Reading:
         drop_path_rate=_drop_path(model),
     )
     notes = ['mmdet leaves out rows and columns that fill no patch, this copy pads them: multiples of 32 are the same']
-    return Reading(title, FAMILIES['InLine-PVT'], options, weights, names, converted, notes=notes)
+    return Reading(title, FAMILIES['InLine-PVT'], options, weights, names, converted, notes=notes, multiple=32)
 
 
 # Of a ViT what must be absent: the attribute, and what it would be.
@@ -448,11 +453,17 @@ def read_vit(model: Any) -> Reading:
         extra = getattr(model, name, None)
         if extra is not None and not isinstance(extra, nn.Identity):
             raise TeacherError(f'{title} has {what} ({name}), which InLine-DeiT has not')
-    block, names_of = model.blocks[0], dict(model.named_parameters())
-    odd = next((n for n in names_of if n.startswith('blocks.0.') and n.split('.')[2] not in _VIT_BLOCK), None)
-    odd = odd or next((n for n in names_of if 'attn.q_norm' in n or 'attn.norm' in n), None)
+    block, names_of = model.blocks[0], [name for name, _ in model.named_parameters() if name.startswith('blocks.')]
+    odd = next((name for name in names_of if '.'.join(name.split('.')[2:-1]) not in _VIT_BLOCK), None)
     if odd:
         raise TeacherError(f'{title} has {odd}, which InLine-DeiT has not')
+    kinds = {(type(block).__name__, type(block.attn).__name__) for block in model.blocks}
+    if kinds != {('Block', 'Attention')}:
+        raise TeacherError(
+            f"{title}: layers of {sorted(kinds)}; those of InLine-DeiT are timm's Block with its Attention"
+        )
+    if getattr(model, 'pool_include_prefix', False):
+        raise TeacherError(f'{title} pools the class token with the others, which InLine-DeiT does not')
     if model.cls_token is None or model.pos_embed is None or model.no_embed_class:
         raise TeacherError(f'{title}: InLine-DeiT has a class token and a position of its own for it')
     weights, names = _named(model, {'patch_embed': 'embed', 'pos_embed': 'position.table'})
@@ -467,20 +478,23 @@ def read_vit(model: Any) -> Reading:
     table = weights['position.table']
     weights['cls_position'], names['cls_position'] = table[:, :1], 'pos_embed'
     weights['position.table'] = table[:, 1:].unflatten(1, grid)
-    _with_biases(weights, 'qkv')
+    _with_biases(weights, 'attn.qkv', 'attn.proj', 'mlp.fc1', 'mlp.fc2')
+    heads = block.attn.num_heads
+    widths = {f'blocks.{i}.attn.': dim // heads for i in range(len(model.blocks))}
+    scale_queries(weights, scale_factors(model, names, widths))
     options = dict(
-        arch=Arch((dim,), (block.attn.num_heads,), (len(model.blocks),))._asdict(),
+        arch=Arch((dim,), (heads,), (len(model.blocks),))._asdict(),
         in_channels=weights['embed.proj.weight'].shape[1],
         img_size=(16 * grid[0], 16 * grid[1]),
         drop_path_rate=_drop_path(model),
-        num_classes=model.num_classes,
+        num_classes=_classes(title, weights),
         global_pool=model.global_pool,
     )
     converted = {'position.table', 'cls_position'}
     return Reading(title, FAMILIES['InLine-DeiT'], options, weights, names, converted, classifier=True)
 
 
-_VIT_BLOCK = ('norm1', 'attn', 'norm2', 'mlp')
+_VIT_BLOCK = ('norm1', 'attn.qkv', 'attn.proj', 'norm2', 'mlp.fc1', 'mlp.fc2')
 
 READERS: dict[tuple[str, str], Callable[[Any], Reading]] = {
     ('mmdet', 'SwinTransformer'): read_mm_swin,

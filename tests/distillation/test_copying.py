@@ -10,6 +10,7 @@ from mmdet.models.backbones import PyramidVisionTransformer
 from mmdet.models.backbones import SwinTransformer as MmdetSwin
 from mmseg.models.backbones.swin import SwinTransformer as MmsegSwin
 from timm.models.swin_transformer import checkpoint_filter_fn
+from timm.models.vision_transformer import ResPostBlock
 from torch import nn
 
 import mmsoft
@@ -19,13 +20,14 @@ from mmsoft.distillation.sources import TeacherError, from_file, read
 from mmsoft.layers import InLineAttention, SoftmaxAttention, WindowAttention
 
 SMALL = dict(embed_dims=32, depths=(2, 2, 3, 2), num_heads=(1, 2, 4, 8))
+SWIN = 'swin_tiny_patch4_window7_224'
 PVT = dict(num_layers=[2, 1, 2, 1])
 
 
 def official_swin():
     """The authors' file of a classifier: timm reads it, and so do we."""
     torch.manual_seed(0)
-    model = timm.create_model('swin_tiny_patch4_window7_224', num_classes=5)
+    model = timm.create_model(SWIN, num_classes=5)
     later = {f'layers.{i + 1}.downsample': f'layers.{i}.downsample' for i in range(3)}
     weights = {}
     for name, value in model.state_dict().items():
@@ -43,8 +45,23 @@ SOURCES = {
     'mmdet-swin': (lambda: MmdetSwin(), (75, 130)),
     'mmdet-swin-small-maps': (lambda: MmdetSwin(**SMALL, out_indices=(1, 2)), (100, 401)),
     'mmseg-swin': (lambda: MmsegSwin(**SMALL, qkv_bias=False, qk_scale=0.3), (230, 177)),
+    'mmdet-swin-scaled': (
+        lambda: MmdetSwin(**dict(SMALL, num_heads=(1, 4, 4, 8)), qk_scale=32**-0.5, with_cp=True, out_indices=(3,)),
+        (96, 64),
+    ),
+    'mmdet-pvt-without-biases': (lambda: PyramidVisionTransformer(**PVT, qkv_bias=False), (64, 64)),
+    'timm-swin-partitioned': (
+        lambda: timm.create_model(
+            SWIN, num_classes=0, embed_dim=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8), always_partition=True
+        ),
+        (224, 224),
+    ),
+    'timm-vit-features': (
+        lambda: build(num_classes=0, global_pool='avg', fc_norm=False, proj_bias=False, qkv_bias=False)(),
+        (224, 224),
+    ),
     'mmdet-pvt': (lambda: PyramidVisionTransformer(**PVT), (96, 160)),
-    'timm-swin': (lambda: timm.create_model('swin_tiny_patch4_window7_224', num_classes=7), (224, 224)),
+    'timm-swin': (lambda: timm.create_model(SWIN, num_classes=7), (224, 224)),
     'timm-deit': (lambda: timm.create_model('deit_tiny_patch16_224', num_classes=7), (224, 224)),
     'timm-vit': (lambda: timm.create_model('vit_small_patch16_224', img_size=160, depth=3), (160, 160)),
     'torchvision-swin': (lambda: torchvision.models.swin_t(num_classes=4), (100, 236)),
@@ -153,6 +170,26 @@ def test_the_authors_pvt_file_becomes_a_backbone():
     compare(teacher, lambda ours: ours(x), lambda own: own(x), eps=1e-5)
 
 
+class Hurried(MmdetSwin):
+    def forward(self, x):
+        return super().forward(x)[:1]
+
+
+def three_stages():
+    threes = dict(patch_sizes=[4, 2, 2], strides=[4, 2, 2], sr_ratios=[8, 4, 2], num_heads=[1, 2, 5])
+    return PyramidVisionTransformer(num_stages=3, num_layers=[1] * 3, out_indices=(0, 1, 2), **threes)
+
+
+def gated(model):
+    model.blocks[0].attn.gate = nn.Linear(192, 192)
+    return model
+
+
+def with_head(model, place):
+    setattr(model, place, nn.Sequential(nn.Linear(model.get_submodule(place).in_features, 3)))
+    return model
+
+
 def build(**options):
     return lambda: timm.create_model('vit_tiny_patch16_224', depth=1, **options)
 
@@ -169,10 +206,27 @@ def build(**options):
         (lambda: MmdetSwin(**SMALL, mlp_ratio=2), 'MLPs of 2 times the width; those of ours have 4 times'),
         (lambda: MmdetSwin(**SMALL, norm_cfg=dict(type='LN', eps=1e-3)), 'has eps=0.001; stages.0.embed.norm of'),
         (lambda: mmdet.models.PyramidVisionTransformerV2(num_layers=[1] * 4), 'give a PVT v1'),
-        (lambda: timm.create_model('swin_tiny_patch4_window7_224', img_size=96), 'build it for larger pictures'),
+        (lambda: timm.create_model(SWIN, img_size=96), 'build it for larger pictures'),
         (build(reg_tokens=2), 'has register tokens'),
         (build(init_values=0.1), 'blocks.0.ls1.gamma, which InLine-DeiT has not'),
         (build(global_pool='avg'), 'a norm after pooling'),
+        (build(global_pool='avg', fc_norm=False, pool_include_prefix=True), 'pools the class token with the others'),
+        (build(act_layer='relu'), 'blocks.0.mlp.act is ReLU.*; MLPs of the copy have the exact GELU'),
+        (build(act_layer='gelu_tanh'), 'blocks.0.mlp.act is GELUTanh'),
+        (build(block_fn=ResPostBlock), 'layers of .*ResPostBlock'),
+        (lambda: gated(build()()), 'blocks.0.attn.gate.weight, which InLine-DeiT has not'),
+        (lambda: with_head(build()(), 'head'), 'has head.0.weight: its head has to be one linear layer'),
+        (lambda: with_head(torchvision.models.swin_t(), 'head'), 'has head.0.weight: its head has to be one linear'),
+        (lambda: timm.create_model(SWIN, global_pool='', num_classes=0), "pools by ''"),
+        (lambda: MmdetSwin(**SMALL, act_cfg=dict(type='ReLU')), 'ffn.layers.0.1 is ReLU'),
+        (lambda: MmsegSwin(**SMALL, strides=(4, 2, 2, 1)), r'stages.2.downsample.sampler is of .*stride \(1, 1\)'),
+        (lambda: MmdetSwin(**SMALL, strides=(4, 1, 2, 2)), r'stages.0.downsample.sampler is of .*stride \(1, 1\)'),
+        (lambda: MmdetSwin(**SMALL, patch_norm=False), 'it has no stages.0.embed.norm.weight'),
+        (lambda: Hurried(**SMALL), 'Hurried has a forward of its own'),
+        (lambda: PyramidVisionTransformer(**PVT, act_cfg=dict(type='ReLU')), 'ffn.layers.1 is ReLU'),
+        (lambda: PyramidVisionTransformer(**PVT, paddings=[1, 0, 0, 0]), r'projection is of .*padding \(1, 1\)'),
+        (lambda: PyramidVisionTransformer(**PVT, use_conv_ffn=True), r'layers.1 is of \(3, 3\) pixels'),
+        (lambda: three_stages(), 'has 3 stages; InLine-PVT has 4'),
         (build(patch_size=8), 'has patches of 16 x 16'),
         (lambda: mmsoft.InLineSwin('tiny'), 'has no softmax attention among the layers that would become linear'),
     ],
