@@ -14,12 +14,14 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmsoft.checkpoints import EMA_KEY, CheckpointError
+from mmsoft.models.options import options_of
 from mmsoft.registry import HOOKS, METRICS, MODELS
 from mmsoft.versions import require
+from mmsoft.weights.sources import locate
 
 from .resuming import unwrapped
 from .schedules import SHARE
-from .taught import Mesa, Teacher, answer
+from .taught import Mesa, answer, teacher_of
 
 # Of a run, the most that an average of weights looks back: in a short run, the recipe's would be of its start.
 LONGEST_AVERAGE = 0.1
@@ -33,7 +35,8 @@ class ImageClassifier(BaseModel):
         backbone: A model that gives logits and tells ``num_classes``.
         smoothing: Share of a label that is spread over all classes.
         mixup: Options of timm.data.Mixup (``mixup_alpha``, ``cutmix_alpha``, ...); None mixes nothing.
-        teacher: Options of :class:`Teacher`, a trained classifier that gets the same pictures; None for labels alone.
+        teacher: Options of :class:`mmsoft.engine.taught.Teacher`, a trained classifier that gets the same pictures, or
+            its source alone; None for labels alone.
         mesa: Options of :class:`Mesa`, by which predictions stay near those of the averaged weights; None for none.
     """
 
@@ -42,7 +45,7 @@ class ImageClassifier(BaseModel):
         backbone: dict,
         smoothing: float = 0.1,
         mixup: Mapping[str, Any] | None = None,
-        teacher: Mapping[str, Any] | None = None,
+        teacher: Mapping[str, Any] | str | None = None,
         mesa: Mapping[str, Any] | None = None,
         data_preprocessor: dict | None = None,
         init_cfg: dict | None = None,
@@ -55,7 +58,7 @@ class ImageClassifier(BaseModel):
             raise ValueError(f'smoothing must be at least 0 and below 1; got {smoothing!r}')
         super().__init__(data_preprocessor, init_cfg)
         self.backbone = MODELS.build(backbone)
-        self.teacher = Teacher(**teacher) if teacher else None
+        self.teacher = teacher_of(teacher)
         self.mesa = None if mesa is None else Mesa(**mesa)
         num_classes = self.backbone.num_classes
         self.mixup = mixup and Mixup(label_smoothing=smoothing, num_classes=num_classes, **mixup)
@@ -90,9 +93,26 @@ class ImageClassifier(BaseModel):
         return dict(loss=loss)
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
-        if self.teacher:
-            self.teacher.model._apply(fn)
+        if self.teacher and self.teacher.built:
+            self.teacher.built._apply(fn)
         return super()._apply(fn, recurse)
+
+
+def check_teacher(model: Mapping[str, Any], needed: bool) -> None:
+    """Raise where a config's model has a wrong ``teacher``, or one that is ``needed`` without its weights."""
+    options, kind = model.get('teacher'), model.get('type')
+    if not options:
+        return
+    if isinstance(kind, str):
+        with MODELS.switch_scope_and_registry(None) as registry:  # of the config's library
+            kind = registry.get(kind)
+    if not isinstance(kind, type):
+        return
+    if 'teacher' not in options_of(kind):
+        raise ValueError(f'model.teacher is an option of classifiers; {kind.__name__} has none: leave it out')
+    teacher = teacher_of(options) if issubclass(kind, ImageClassifier) else None
+    if needed and teacher and teacher.checkpoint:
+        locate(teacher.checkpoint)
 
 
 @METRICS.register_module()

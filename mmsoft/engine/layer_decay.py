@@ -13,7 +13,8 @@ from mmsoft.versions import require
 class LayerDecay(DefaultOptimWrapperConstructor):
     """MMEngine's constructor with ``paramwise_cfg.layer_decay``: the lr of a layer over that of the layer above it.
 
-    Neck and heads, and of a backbone what follows its layers, have the lr of the config.
+    Neck and heads, and of a backbone what follows its layers, norms of maps included, have the lr of the config, as in
+    BEiT and OpenMMLab; timm counts the last norm to the last layer.
     """
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = '', is_dcn_module: Any = None) -> None:
@@ -30,8 +31,7 @@ class LayerDecay(DefaultOptimWrapperConstructor):
 
 def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
     """Names of the backbone's parameters -> the share of the lr that they get."""
-    if not isinstance(decay, float) or not 0 < decay <= 1:
-        raise ValueError(f'layer_decay must be above 0 and at most 1; got {decay!r}')
+    check_decay(decay)
     require('timm')
     from timm.models import group_parameters
 
@@ -44,7 +44,15 @@ def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
     layers = group_parameters(backbone, backbone.group_matcher(coarse=False), reverse=True)
     last = max(layers.values())
     last += any('blocks.' in name for name, layer in layers.items() if layer == last)  # heads are a layer, too
-    return {f'backbone.{name}': decay ** (last - layer) for name, layer in layers.items()}
+    return {
+        f'backbone.{name}': 1.0 if name.startswith('norm.') else decay ** (last - layer)
+        for name, layer in layers.items()
+    }
+
+
+def check_decay(decay: float) -> None:
+    if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1:
+        raise ValueError(f'layer_decay must be above 0 and at most 1; got {decay!r}')
 
 
 def use_layer_decay(optim_wrapper: dict, decay: float) -> None:

@@ -1,18 +1,25 @@
 """Pretraining with more than labels: predictions of a teacher (Touvron et al., DeiT, ICML 2021), or of the average of
 the model's own weights (Du et al., Sharpness-Aware Training for Free, NeurIPS 2022)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmsoft.models.options import reject_unknown
 from mmsoft.ops.checks import choose
 from mmsoft.registry import MODELS
 
 KINDS = ('soft', 'hard')
+SOURCES = 'timm:<name>, torchvision:<name>, or a config with its checkpoint'
 
 
 class Teacher:
     """A frozen classifier that is part of no state and of no copy of its pupil.
+
+    It is built when it first teaches: tests and predictions need none.
 
     Args:
         source: ``timm:<name>``, ``torchvision:<name>``, or a config.
@@ -41,11 +48,25 @@ class Teacher:
         self.kind, self.weight, self.temperature = choose('teacher: kind', kind, KINDS), weight, temperature
         if kind == 'hard' and temperature != 1:
             raise ValueError(f'teacher: temperature {temperature!r} has no effect with kind="hard"')
-        self.model: nn.Module = MODELS.build(dict(type='mmsoft.TeacherModel', source=source, checkpoint=checkpoint))
-        self.model.eval().requires_grad_(False)
-        self.source = source
-        if maps and not hasattr(self.model, 'forward_head'):
-            raise ValueError(f'teacher.maps takes a teacher of timm or of ours; got {source!r}: leave maps out')
+        self.source, self.checkpoint = source, checkpoint
+        self.built: nn.Module | None = None
+        if maps and source.startswith('torchvision:'):
+            self._reject_maps()
+
+    @property
+    def model(self) -> nn.Module:
+        """Built at the first call; random numbers of the run stay as they are."""
+        if self.built is None:
+            with torch.random.fork_rng(devices=[]):
+                spec = dict(type='mmsoft.TeacherModel', source=self.source, checkpoint=self.checkpoint)
+                model = MODELS.build(spec).eval().requires_grad_(False)
+            if self.maps and not hasattr(model, 'forward_head'):
+                self._reject_maps()
+            self.built = model
+        return self.built
+
+    def _reject_maps(self) -> None:
+        raise ValueError(f'teacher.maps takes a teacher of timm or of ours; got {self.source!r}: leave maps out')
 
     def __deepcopy__(self, memo: dict) -> 'Teacher':
         return self  # averages of a pupil need no teacher
@@ -56,7 +77,7 @@ class Teacher:
         tokens (B, N, C), those that the pupil's head pools, are compared with ``maps``.
         """
         with torch.no_grad():
-            map_wanted, wanted = answer(self.model, images, bool(self.maps))
+            map_wanted, wanted = answer(self.model.to(images), images, bool(self.maps))
             wanted = wanted.float()
         if wanted.shape != logits.shape:
             raise ValueError(
@@ -95,6 +116,27 @@ def answer(model: nn.Module, images: Tensor, with_tokens: bool) -> tuple[Tensor 
 def tokens_of(x: Tensor) -> Tensor:
     """(B, H, W, C), as timm's Swin has it, or (B, N, C) -> (B, N, C)."""
     return x.flatten(1, 2) if x.dim() == 4 else x
+
+
+def teacher_of(options: str | Mapping[str, Any] | None) -> Teacher | None:
+    """Of the option ``teacher`` of a classifier: options of :class:`Teacher`, its source alone, or nothing."""
+    if not options:
+        return None
+    if isinstance(options, str):
+        options = dict(source=options)
+    if not isinstance(options, Mapping) or not isinstance(options.get('source', ''), str):
+        raise ValueError(f'model.teacher is a source ({SOURCES}) or a dict with source=...; got {options!r}')
+    reject_unknown(Teacher, options)
+    if not options.get('source'):
+        raise ValueError(f'model.teacher has no source: set model.teacher.source={SOURCES}')
+    return Teacher(**options)
+
+
+def prepare_teacher(model: nn.Module) -> None:
+    """Build the one of a classifier that begins to learn."""
+    teacher = getattr(model, 'teacher', None)
+    if isinstance(teacher, Teacher):
+        _ = teacher.model
 
 
 class Mesa:

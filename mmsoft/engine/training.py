@@ -31,7 +31,7 @@ from mmsoft.weights.sources import latest_checkpoint, locate, of_run, sha256_of
 
 from . import demo as demo_world
 from .by_class import keep_classes
-from .classification import AverageWeights
+from .classification import AverageWeights, check_teacher
 from .conditions import conditions
 from .config import (
     check_data,
@@ -50,7 +50,7 @@ from .guarded import EvaluationRunner, GuardedRunner, TrainingRunner
 from .heads import fit_heads
 from .hooks import DrawPredictions
 from .launch import start_processes
-from .layer_decay import use_layer_decay
+from .layer_decay import check_decay, use_layer_decay
 from .lock import lock_work_dir
 from .own_data import keep_run, use_own_data
 from .parts import kind_of
@@ -59,6 +59,7 @@ from .resuming import unwrapped
 from .runner import PARTIAL, Runner, was_trained_in
 from .schedules import fit_length, set_length, space_out
 from .tasks import CLASSIFICATION, has_regions, task_of
+from .taught import prepare_teacher
 from .watching import check_equal, end_together, in_company
 
 TOP1 = 'accuracy/top1'
@@ -98,7 +99,9 @@ def train(
     run, ``batch`` other images of an iteration, in all processes together. ``data`` is a folder of one's own, in any of
     the formats of docs/own_data.md; the length of the run follows it, unless ``epochs`` or ``keep_length`` are given.
     """
-    _prepare(cfg, work_dir, launcher, demo, trust_checkpoint)
+    if layer_decay is not None:
+        check_decay(layer_decay)
+    _prepare(cfg, work_dir, launcher, demo, trust_checkpoint, learns=True)
     cfg.resume_anyway, cfg.save_every = resume_anyway, save_every
     with in_company():
         lock = _start_alone(work_dir)
@@ -146,6 +149,7 @@ def train(
         runner = TrainingRunner.from_cfg(cfg)
         runner.config_values, runner.fresh = conditions(cfg), fresh
         _check_room(runner)
+        prepare_teacher(unwrapped(runner.model))
         runner.train()
     if lock is not None:
         lock.release()
@@ -298,7 +302,9 @@ def size_table(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     return '\n'.join(lines)
 
 
-def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkpoint: bool) -> None:
+def _prepare(
+    cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkpoint: bool, learns: bool = False
+) -> None:
     """What training and testing share."""
     scope = cfg.get('default_scope', 'mmengine')
     require('mmcv', *(name for name in (scope,) if name in REQUIREMENTS))
@@ -310,6 +316,7 @@ def _prepare(cfg: Config, work_dir: str, launcher: str, demo: bool, trust_checkp
         demo_world.overlay(cfg)
         if is_main_process():
             print(demo_world.describe(cfg), flush=True)
+    check_teacher(cfg.model, needed=learns)
     _check_work_dir(work_dir)
 
 

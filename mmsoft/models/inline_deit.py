@@ -119,6 +119,11 @@ class PlainTransformer(Backbone):
         all_layers = [self.norm] if self.frozen_stages == len(self.blocks) else []
         return [self.embed, self.position, *self.blocks[: self.frozen_stages], *all_layers]
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that order parameters by depth, for layer-wise learning rates."""
+        blocks = [(r'^blocks\.(\d+)', None), (r'^norm', (99999,))]
+        return dict(stem=r'^cls_token|^cls_position|^embed|^position', blocks=blocks)
+
 
 class InLineDeiT(PlainTransformer):
     """The backbone: a simple pyramid makes maps of strides 4 to 32 of the last layer's."""
@@ -209,11 +214,6 @@ class InLineDeiTClassifier(PlainTransformer):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute every layer in backward, as ``with_cp``."""
         self.with_cp = enable
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns that order parameters by depth, for layer-wise learning rates."""
-        blocks = [(r'^blocks\.(\d+)', None), (r'^norm', (99999,))]
-        return dict(stem=r'^cls_token|^cls_position|^embed|^position', blocks=blocks)
 
 
 _NAMES = InLineNames(

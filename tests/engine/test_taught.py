@@ -1,6 +1,7 @@
 """A classifier that learns of a teacher's, or its own average's, predictions as well as of labels."""
 
 import copy
+import shutil
 
 import pytest
 import timm
@@ -11,9 +12,11 @@ from mmengine.registry import MODELS, init_default_scope
 from small_runs import small_config
 
 import mmsoft.registry  # noqa: F401
+from mmsoft.checkpoints import CheckpointError
 from mmsoft.datasets.class_folders import ClassSample
+from mmsoft.engine.predictor import Predictor
 from mmsoft.engine.taught import Mesa
-from mmsoft.engine.training import train
+from mmsoft.engine.training import evaluate, train
 
 
 @pytest.fixture(scope='module')
@@ -96,6 +99,64 @@ def test_teachers_that_cannot_teach_are_told_of(teacher, tmp_path):
     model = build(tmp_path, source='timm:resnet10t', checkpoint=str(other))
     with pytest.raises(ValueError, match=r'gives \(1, 9\) logits, the pupil \(1, 6\)'):
         model(torch.randn(1, 3, 64, 64), [ClassSample(gt_label=0)], 'loss')
+
+
+def test_a_teacher_is_built_when_it_teaches(tmp_path):
+    """Tests and predictions need none: neither its file nor its library's hub."""
+    gone = dict(source='timm:resnet10t', checkpoint=str(tmp_path / 'gone.pth'))
+    model = build(tmp_path, **gone).eval()
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 6)
+    assert model.double().half().float().teacher.built is None
+    with pytest.raises(CheckpointError, match=r'gone\.pth. does not exist'):
+        model(torch.randn(1, 3, 64, 64), [ClassSample(gt_label=0)], 'loss')
+    cfg = small_config('classifier', tmp_path)
+    cfg.model.teacher = gone
+    with pytest.raises(CheckpointError, match=r'gone\.pth. does not exist'):
+        train(cfg, work_dir=str(tmp_path / 'run'))
+    assert not (tmp_path / 'run').exists()
+
+
+def test_the_teacher_leaves_random_numbers_alone(teacher, tmp_path):
+    model = build(tmp_path, **teacher[1])
+    before = torch.get_rng_state()
+    assert not any(parameter.requires_grad for parameter in model.teacher.model.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not model.teacher.model.training
+
+
+@pytest.mark.slow
+def test_a_run_needs_its_teacher_and_its_checkpoint_does_not(teacher, tmp_path):
+    file = tmp_path / 'teacher.pth'
+    shutil.copy(teacher[1]['checkpoint'], file)
+    cfg = small_config('classifier', tmp_path, train=4, epochs=1)
+    cfg.model.teacher = dict(source='timm:resnet10t', checkpoint=str(file), kind='soft')
+    runner = train(copy.deepcopy(cfg), work_dir=str(tmp_path / 'run'))
+    assert runner.model.teacher.built is not None
+    file.unlink()
+    checkpoint = str(tmp_path / 'run/epoch_1.pth')
+    picture = next((tmp_path).rglob('*.JPEG'), None) or next(tmp_path.rglob('*.jpg'))
+    assert Predictor(checkpoint, device='cpu')(picture) is not None
+    assert 'accuracy/top1' in evaluate(cfg, checkpoint, work_dir=str(tmp_path / 'test'))
+
+
+def test_the_options_of_a_teacher_are_checked(tmp_path):
+    cfg = small_config('classifier', tmp_path)
+    init_default_scope(cfg.default_scope)
+    found = MODELS.build(dict(cfg.model, teacher='timm:resnet10t')).teacher
+    assert (found.source, found.kind) == ('timm:resnet10t', 'hard')
+    wrong = {
+        "no option 'knd'. Did you mean 'kind'. Its options are source, checkpoint, kind": dict(source='timm:x', knd=1),
+        'model.teacher has no source: set model.teacher.source=timm:<name>': dict(kind='soft'),
+        r'is a source \(timm:<name>, .* got 3': 3,
+    }
+    for says, options in wrong.items():
+        with pytest.raises((TypeError, ValueError), match=says):
+            MODELS.build(dict(cfg.model, teacher=options))
+    detector = small_config('retinanet', tmp_path)
+    detector.model.teacher = dict(kind='soft')
+    with pytest.raises(ValueError, match='is an option of classifiers; RetinaNet has none: leave it out'):
+        train(detector, work_dir=str(tmp_path / 'run'))
+    assert not (tmp_path / 'run').exists()
 
 
 def test_mesa_is_the_cross_entropy_against_the_average(tmp_path):
