@@ -44,6 +44,8 @@ def linearize(
     linear.to(next(teacher.parameters()))  # its device and dtype
     if images is not None:
         batches = [images] if isinstance(images, Tensor) and images.dim() == 4 else images
+        if not hasattr(batches, '__iter__') and not hasattr(batches, '__getitem__'):
+            raise TeacherError(f'images are batches (B, 3, H, W), or one such tensor; got {images!r}')
         was_training = teacher.training
         teacher.eval()
         try:

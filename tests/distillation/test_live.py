@@ -38,6 +38,8 @@ def test_what_is_wrong_is_told():
     for wrong, says in ((images[0], r'got \(32, 32\)'), ([{}], 'got dict'), (images.byte(), 'torch.uint8')):
         with pytest.raises(TeacherError, match=rf'images are batches \(B, 3, H, W\) of floats, .*{says}'):
             mmsoft.linearize(teacher, wrong, steps=(1, 0))
+    with pytest.raises(TeacherError, match=r'images are batches \(B, 3, H, W\), or one such tensor; got 3'):
+        mmsoft.linearize(teacher, 3)
     assert teacher.training
 
 

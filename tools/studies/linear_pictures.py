@@ -96,7 +96,7 @@ def scores_of(pictures: Pictures, seed: int, folder: Path, say: Callable[[str], 
 def linearized(teacher: nn.Module, pictures: Pictures, seed: int, steps: tuple[int, int], file: Path) -> float:
     """Top-1 of the linear model, whose weights ``file`` keeps."""
     seed_everything(seed)
-    model = mmsoft.linearize(teacher, Unlabelled(pictures, seed), steps=steps)
+    model = mmsoft.linearize(teacher, Unlabelled(pictures, seed), steps=steps, seed=seed)
     with whole_file(file) as partial_file:
         torch.save(model.state_dict(), partial_file)
     return accuracy(model, pictures.val(pictures.recipe.size))
