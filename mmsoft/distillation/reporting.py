@@ -17,6 +17,7 @@ from mmsoft.engine.predictor import Predictor
 from mmsoft.engine.tasks import CLASSIFICATION, task_of
 from mmsoft.engine.training import evaluate
 
+from .libraries import for_any_size
 from .linearizing import Linear, Source
 from .pictures import find_pictures
 from .report import (
@@ -80,7 +81,7 @@ def report_run(
         errors=errors,
         agreement=agree,
         metrics=_metrics(source, linear, written, str(checkpoint), out, trust) if labels else {},
-        cost=costs(dict(teacher=teacher, linear=models['linear']), sizes),
+        cost=costs(dict(teacher=for_any_size(teacher), linear=models['linear']), sizes),
         device=torch.cuda.get_device_name() if device != 'cpu' else f'a CPU, {torch.get_num_threads()} threads',
     )
     return write_report(out, content)

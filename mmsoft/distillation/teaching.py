@@ -14,6 +14,7 @@ from mmsoft.models.archs import STRIDES
 from mmsoft.ops.checks import choose
 from mmsoft.registry import MODELS
 
+from .libraries import names_near
 from .matching import freeze_for, step
 from .sources import TeacherError, load_whole, read
 
@@ -126,8 +127,7 @@ def library_model(library: str, name: str, **options: Any) -> nn.Module:
         import timm
 
         if not timm.is_model(name):
-            near = ', '.join(timm.list_models(f'{name.split("_")[0]}*')[:5])
-            raise TeacherError(f'timm has no model {name!r}; it has {near or "no name like it"}')
+            raise TeacherError(f'timm has no model {name!r}; it has {names_near(name, timm.list_models())}')
         return timm.create_model(name, **options)
     from torchvision import models
 
