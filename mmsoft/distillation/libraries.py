@@ -9,7 +9,8 @@ from torch import nn
 def names_near(name: str, names: list[str], count: int = 5) -> str:
     """Those that may have been meant, the nearest first; where none is near, how to list all."""
     starts = get_close_matches(name, {each[: len(name)] for each in names}, count, cutoff=0.7)
-    near = [each for start in starts for each in sorted(names, key=len) if each[: len(name)] == start][:count]
+    starts = starts or [f'{name.split("_")[0]}_']  # its family's
+    near = [each for start in starts for each in sorted(names, key=len) if each.startswith(start)][:count]
     return ', '.join(near) or f'none like it among {len(names)}; timm.list_models() gives all'
 
 
