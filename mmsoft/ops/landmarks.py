@@ -1,6 +1,7 @@
 """Which grid of landmarks a map of tokens gets, and how the map is brought to it."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -65,8 +66,7 @@ def landmark_share(landmarks: Tensor, grid: tuple[int, int], window: tuple[int, 
     if not is_symbol(*grid):
         rows, columns = _whole_windows(*grid, window)
         return landmarks.shape[2] / (rows * columns)
-    sides = (torch.full((), size, dtype=torch.int64, device=landmarks.device) for size in grid)
-    rows, columns = (torch.where(side < step, 1, side // step) for side, step in zip(sides, window, strict=True))
+    rows, columns = _whole_windows_in_graph(_sides_in_graph(grid, landmarks.device), window)
     return torch.ones_like(landmarks[0, 0, :, 0]).sum() / (rows * columns)
 
 
@@ -110,16 +110,24 @@ def _in_graph(x: Tensor, window: tuple[int, int], most: int, limit: int) -> Tens
     Both ways are one product with a matrix a side, (gh * rh, H) and (gw * rw, W): of averages, or of ones that pick
     rows as they are, beyond the map zeros.
     """
-    height, width = (torch.full((), size, dtype=torch.int64, device=x.device) for size in x.shape[-2:])
-    sides = height, width
-    whole = [torch.where(side < step, 1, side // step) for side, step in zip(sides, window, strict=True)]
+    sides = _sides_in_graph(x.shape[-2:], x.device)
+    whole = _whole_windows_in_graph(sides, window)
     bounded = whole[0] * whole[1] > most
-    grid = zip(_bounded_grid_in_graph(height, width, limit), whole, strict=True)
+    grid = zip(_bounded_grid_in_graph(sides, limit), whole, strict=True)
     rows, columns = (
         _sampling(torch.where(bounded, best, count) * step, side, size, bounded)
         for (best, count), step, side, size in zip(grid, window, sides, x.shape[-2:], strict=True)
     )
     return weigh_sides(x, rows, columns)
+
+
+def _sides_in_graph(sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    return [torch.full((), size, dtype=torch.int64, device=device) for size in sizes]
+
+
+def _whole_windows_in_graph(sides: Sequence[Tensor], window: tuple[int, int]) -> list[Tensor]:
+    """:func:`_whole_windows` of tensors."""
+    return [torch.where(side < step, 1, side // step) for side, step in zip(sides, window, strict=True)]
 
 
 def weigh_sides(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -145,9 +153,10 @@ def average_windows(x: Tensor, window: tuple[int, int]) -> Tensor:
     return F.conv2d(x, weight, stride=window, groups=x.shape[1])
 
 
-def _bounded_grid_in_graph(height: Tensor, width: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+def _bounded_grid_in_graph(sides: Sequence[Tensor], limit: int) -> tuple[Tensor, Tensor]:
     """:func:`bounded_grid` of tensors: over all grids, the largest min(gh W, gw H), and of these the least max."""
     grids = torch.tensor([(gh, gw) for gh in range(1, limit + 1) for gw in range(1, limit // gh + 1)])
+    height, width = sides
     gh, gw = grids.to(height.device).unbind(1)
     a, b = gh * width, gw * height
     least, most = torch.minimum(a, b), torch.maximum(a, b)

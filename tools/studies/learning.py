@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -147,10 +148,12 @@ def learn(
     say: Callable[[str], None],
     build: Callable[[], nn.Module] | None = None,
     loss_of: Loss = of_labels,
+    look: Callable[[nn.Module], list[dict[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     """Train what is not trained yet below ``folder``; the curve, and the path of the weights.
 
-    ``build`` makes the model; without it, it is the peer of that name.
+    ``build`` makes the model; without it, it is the peer of that name. ``layers`` are what ``look`` tells of the model
+    at the start and after each epoch.
     """
     recipe, state_file = pictures.recipe, folder / 'state.pth'
     of = json.dumps(dict(model=name, seed=seed, data=str(pictures.root.resolve()), **asdict(recipe)))
@@ -158,24 +161,27 @@ def learn(
     model = build() if build else MODELS[name](len(pictures.train.classes), recipe.size)
     optimizer = create_optimizer_v2(model, opt='adamw', lr=recipe.lr, weight_decay=recipe.weight_decay)
     curve: list[dict[str, float]] = []
-    layers = [at_work(model, pictures)]
+    layers: list[list[dict[str, Any]]] = []
     if state_file.is_file():
         state = torch.load(state_file, weights_only=True)
         if state['of'] != of:
             raise ValueError(f'{str(folder)!r} holds a run of another recipe: remove it or name another --work-dir')
         model.load_state_dict(state['model'])
         optimizer.load_state_dict(state['optimizer'])
-        curve, layers = state['curve'], state['layers']
+        curve, layers = state['curve'], state.get('layers', [])
+    elif look:
+        layers.append(look(model))
     folder.mkdir(parents=True, exist_ok=True)
     for epoch in range(len(curve), recipe.epochs):
         start = time.process_time()
         loss = train_epoch(model, optimizer, pictures, epoch, seed, loss_of)
         seconds = time.process_time() - start
         curve.append(dict(epoch=epoch + 1, loss=loss, seconds=seconds, top1=accuracy(model, pictures.val(recipe.size))))
-        layers.append(at_work(model, pictures))
-        with whole_file(state_file) as partial:
+        if look:
+            layers.append(look(model))
+        with whole_file(state_file) as unfinished:
             kept = dict(of=of, model=model.state_dict(), optimizer=optimizer.state_dict(), curve=curve, layers=layers)
-            torch.save(kept, partial)
+            torch.save(kept, unfinished)
         top1 = curve[-1]['top1']
         say(f'{name}, seed {seed}, epoch {epoch + 1} of {recipe.epochs}: loss {loss:.3f}, top-1 {top1:.1f} %')
     parameters = sum(p.numel() for p in model.parameters())
@@ -261,18 +267,17 @@ def study(
         runs |= _kept_runs(kept, of)  # again, as another process may have added to it
         if any(run['seed'] == seed for run in runs.get(name, [])):
             continue
-        run = learn(name, pictures, seed, Path(work_dir, name, f'seed_{seed}'), say)
+        look = partial(at_work, pictures=pictures) if seed == seeds[0] else None
+        run = learn(name, pictures, seed, Path(work_dir, name, f'seed_{seed}'), say, look=look)
         weights = run.pop('weights')
-        if seed != seeds[0]:
-            run.pop('layers')
         run |= dict(seed=seed, cut=without(name, pictures, weights), sizes=test_sizes(name, pictures, weights, sizes))
         run['rules'] = test_rules(name, pictures, weights, sizes)
         runs |= _kept_runs(kept, of)
         runs.setdefault(name, []).append(run)
         if kept:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(kept) as partial:
-                partial.write_text(json.dumps(of | dict(runs=runs)).replace('{"curve"', '\n{"curve"') + '\n')
+            with whole_file(kept) as unfinished:
+                unfinished.write_text(json.dumps(of | dict(runs=runs)).replace('{"curve"', '\n{"curve"') + '\n')
     return of | dict(runs=runs)
 
 

@@ -63,13 +63,18 @@ def changed(build: Builder, change: Callable[[nn.Module], None]) -> Builder:
     return lambda classes, size: build(classes, size).apply(change)
 
 
-def near_landmarks(module: nn.Module) -> None:
-    """Landmarks start at a distance of about 1 from queries, which start small, whatever the width of a head.
+def landmarks_start(weight: Callable[[int], float]) -> Callable[[nn.Module], None]:
+    """Another first weight of the landmarks' LayerNorm, by the width of a head.
 
-    At weights of 1 of their LayerNorm, the kernel between the two is near 0.001 (heads of 32), and its gradient too.
+    At 1 landmarks lie far from queries, which start small: the kernel between the two is near 0, and so is its
+    gradient. At ``2 / sqrt(d)`` their distance is about 1.
     """
-    if isinstance(module, Landmarks):
-        nn.init.constant_(module.norm.weight, 2 / math.sqrt(module.head_dim))
+
+    def change(module: nn.Module) -> None:
+        if isinstance(module, Landmarks):
+            nn.init.constant_(module.norm.weight, weight(module.head_dim))
+
+    return change
 
 
 def quiet_local(module: nn.Module) -> None:
@@ -122,7 +127,9 @@ MODELS: dict[str, Builder] = {
     'resnet18': of_timm('resnet18'),
     'swin_small': swin(64, (2, 2, 4, 2)),
     'soft_pp_quarter': soft('soft_pp', QUARTER),
-    'soft_pp_quarter near landmarks': changed(soft('soft_pp', QUARTER), near_landmarks),
+    'soft_pp_quarter landmarks 0.5': changed(soft('soft_pp', QUARTER), landmarks_start(lambda _: 0.5)),
+    'soft_pp_quarter landmarks 0.3': changed(soft('soft_pp', QUARTER), landmarks_start(lambda _: 0.3)),
+    'soft_pp_quarter near landmarks': changed(soft('soft_pp', QUARTER), landmarks_start(lambda d: 2 / math.sqrt(d))),
     'soft_pp_quarter quiet local': changed(soft('soft_pp', QUARTER), quiet_local),
     'soft_pp_quarter wide queries': changed(soft('soft_pp', QUARTER), wide_queries),
     'soft_pp_quarter pre-norm': changed(soft('soft_pp', QUARTER), pre_norm),
