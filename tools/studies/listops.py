@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
 VOCABULARY = {token: number for number, token in enumerate([*map(str, range(10)), *OPERATORS, ']'], start=1)}
 LR, DECAY, WARMUP = 1e-3, 0.01, 20
 BOUND = 49
+TOLD = 100  # steps from one line of the log to the next
 PAPER = dict(softmax=37.10, linformer=37.25, performer=18.80, nystromformer=37.15, soft=37.40)
 Tree = tuple[list[str], int]  # tokens, value
 
@@ -100,7 +101,9 @@ class Reader(nn.Module):
 
     def __init__(self, attention: Callable[[int], nn.Module], length: int) -> None:
         super().__init__()
+        # Tokens and positions start equally large: beside tokens of 1, positions are not seen for thousands of steps.
         self.embed = nn.Embedding(len(VOCABULARY) + 1, DIM, padding_idx=0)
+        nn.init.normal_(self.embed.weight[1:], std=0.02)
         self.position = nn.Parameter(0.02 * torch.randn(1, length, DIM))
         self.blocks = nn.ModuleList(
             PreNormBlock(DIM, attention(length), Mlp(DIM, HIDDEN), 0.0, eps=1e-5) for _ in range(LAYERS)
@@ -140,7 +143,7 @@ def train(
     torch.manual_seed(seed)
     model = Reader(ATTENTIONS[name], lengths[1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY)
-    state, done, seconds = folder / f'{name}_{seed}.pth', 0, 0.0
+    state, done, seconds, losses = folder / f'{name}_{seed}.pth', 0, 0.0, []
     if state.is_file():
         kept = torch.load(state, weights_only=True)
         if kept['about'] != about:
@@ -159,6 +162,9 @@ def train(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         seconds += time.perf_counter() - start
+        losses.append(loss.item())
+        if (step + 1) % TOLD == 0:
+            print(f'{name}: step {step + 1} of {steps}, loss {mean(losses[-TOLD:]):.3f}', flush=True)
         if (step + 1) % 20 == 0 or step + 1 == steps:
             keep = dict(about=about, model=model.state_dict(), optimizer=optimizer.state_dict())
             with whole_file(state) as partial:
