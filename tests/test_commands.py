@@ -13,6 +13,7 @@ from forking import run_forked
 from helpers import ROOT, TOOLS, exports_whole_models
 from mmengine.registry import MODELS, init_default_scope
 from small_runs import ENVIRONMENT, dump, small_checkpoint, small_config
+from teachers import pvt_file
 
 from mmsoft.cli import OWN, SCRIPTS
 
@@ -110,6 +111,8 @@ def new_user(page, place):
         init_default_scope(cfg.default_scope)
         weights = dict(state_dict=MODELS.build(cfg.model).state_dict())
         torch.save(weights, place / ('swin.pth' if page == 'README' else 'epoch_12.pth'))
+    if page == 'docs/linearize':
+        torch.save(pvt_file((64, 64, 64, 64)), place / 'pvt_tiny.pth')
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from mmsoft.engine.own_data import DATA_HELP, check_options
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        'teacher', help='a config, timm:<name>, torchvision:<name>, or the file of a Swin by its authors'
+        'teacher', help="a config, timm:<name>, torchvision:<name>, or the authors' file of a Swin or PVT v1"
     )
     parser.add_argument('checkpoint', nargs='?', help='its weights; of timm and torchvision by default their own')
     parser.add_argument('--out', required=True, metavar='FOLDER', help='gets linear.py and linear.pth')

@@ -2,6 +2,7 @@
 
 from .copying import copy_weights, linear_options
 from .live import linearize
-from .sources import Reading, TeacherError, read
+from .reading import Reading, TeacherError
+from .sources import read
 
 __all__ = ['Reading', 'TeacherError', 'copy_weights', 'linear_options', 'linearize', 'read']

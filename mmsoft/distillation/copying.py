@@ -11,13 +11,17 @@ from mmsoft.models.attentions import ATTENTIONS, one_a_stage
 from mmsoft.ops.checks import choose
 from mmsoft.weights.files import IGNORED
 
-from .sources import Reading, TeacherError
+from .reading import Reading, TeacherError
 
 OUTCOMES = dict(
     copied='as they are',
     converted='in another layout: queries, keys and values, patch merging, position tables',
     new="at random or 0: what softmax attention has not; InLine's local term starts as 0",
     dropped="the teacher's alone: tables of relative positions, spatial reduction",
+)
+NEW_HEAD = (
+    "the authors' classifier reads a class token, which this backbone has not: the head is new. Train it with labels, "
+    'or take the backbone'
 )
 PROJECTIONS = ('q', 'k', 'v')
 
@@ -53,6 +57,14 @@ def linear_options(reading: Reading, inline: Sequence[int] | None = None, attent
         named = [own for own in reading.family.archs.values() if own._asdict() | arch == own._asdict()]
         inline = named[0].inline if named else None
     return options | dict(arch=arch if inline is None else dict(arch, inline=tuple(inline)))
+
+
+def with_new_head(reading: Reading, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The classifier of a linear backbone, and the weights of its head, which are new."""
+    kind = reading.family.classifier
+    own = {name: value for name, value in options.items() if name != 'out_indices'}
+    head = {name: value for name, value in kind(**own).state_dict().items() if name.startswith('head.')}
+    return dict(type=f'mmsoft.{kind.__name__}', **own), head
 
 
 def _specs(reading: Reading, inline: Sequence[int] | None, attention: str) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,12 @@ from mmsoft.visualization import plot_curves
 from mmsoft.weights.sources import is_remote
 from mmsoft.weights.writing import digest_of, to_bytes, write
 
-from .copying import Copy, copy_weights, linear_options
+from .copying import NEW_HEAD, Copy, copy_weights, linear_options, with_new_head
 from .kept import Kept, fingerprint
 from .live import LR
 from .pictures import check_pictures, find_pictures, own_places, picture_steps
-from .sources import Reading, TeacherError, from_file, load_whole, read
+from .reading import Reading, TeacherError, load_whole
+from .sources import from_file, read, spec_of
 from .teaching import STAGES, check_numbers, library_model
 
 LIBRARIES = ('timm', 'torchvision')
@@ -106,14 +107,8 @@ def open_source(
     if checkpoint is None and teacher.endswith(('.py', '.json', '.yaml', '.yml')):
         raise TeacherError(f'{teacher!r} is a config: give the checkpoint of its trained model behind it')
     if checkpoint is None:
-        module = from_file(read_state_dict(teacher, trust))
-        reading = read(module)
-        if not reading.classifier:
-            raise TeacherError(
-                f'{teacher!r} is a PVT, whose classifier InLine-PVT cannot be: it pools a class token. Give the config '
-                'of a detector or segmentor on it, and its checkpoint'
-            )
-        return Source(None, module, dict(type=f'mmsoft.{reading.kind.__name__}', **reading.options), {}, {}, {})
+        weights = read_state_dict(teacher, trust)
+        return Source(None, from_file(weights), spec_of(weights), {}, {}, {})
     cfg = load_config(teacher, options)
     guard_files(cfg, trust)
     if demo:
@@ -198,16 +193,20 @@ class Linear:
     copy: Copy
     reading: Reading
     backbone: dict[str, Any]
+    new_head: bool = False  # of the config's classifier; the stages teach the backbone alone
 
     @property
     def part(self) -> dict[str, Tensor]:
-        """Weights of the backbone or classifier alone."""
-        return {k.removeprefix('backbone.'): v for k, v in self.weights.items() if k.startswith('backbone.')}
+        """Weights of what the stages teach."""
+        return self.part_of(self.weights)
+
+    def part_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = {k.removeprefix('backbone.'): v for k, v in weights.items() if k.startswith('backbone.')}
+        return {name: value for name, value in found.items() if not (self.new_head and name.startswith('head.'))}
 
     def with_part(self, part: Mapping[str, Tensor]) -> 'Linear':
-        others = {name: value for name, value in self.weights.items() if not name.startswith('backbone.')}
-        weights = {**others, **{f'backbone.{name}': value for name, value in part.items()}}
-        return Linear(self.cfg, weights, self.copy, self.reading, self.backbone)
+        weights = {**self.weights, **{f'backbone.{name}': value for name, value in part.items()}}
+        return replace(self, weights=weights)
 
 
 def copy_model(source: Source, inline: Sequence[int] | None, attention: str, seed: int = 0) -> Linear:
@@ -220,13 +219,16 @@ def copy_model(source: Source, inline: Sequence[int] | None, attention: str, see
     model.load_state_dict(copied.weights, strict=False)
     backbone = dict(type=f'mmsoft.{reading.kind.__name__}', **options)
     cfg = _classifier_config(reading, source.transform) if source.cfg is None else copy.deepcopy(source.cfg)
-    cfg.model.backbone = ConfigDict(backbone)
+    new_head = source.cfg is None and not reading.classifier
+    whole, head = with_new_head(reading, options) if new_head else (backbone, {})
+    cfg.model.backbone = ConfigDict(whole)
     imports = cfg.get('custom_imports') or {}
     modules = [imports['imports']] if isinstance(imports.get('imports'), str) else list(imports.get('imports') or ())
     cfg.custom_imports = dict(imports, imports=list(dict.fromkeys([*modules, 'mmsoft'])))
     cfg.load_from, cfg.resume = None, False
-    weights = {**source.rest, **{f'backbone.{name}': value for name, value in model.state_dict().items()}}
-    return Linear(cfg, weights, copied, reading, backbone)
+    weights = {f'backbone.{name}': value for name, value in (model.state_dict() | head).items()}
+    reading = replace(reading, notes=[*reading.notes, NEW_HEAD]) if new_head else reading
+    return Linear(cfg, {**source.rest, **weights}, copied, reading, backbone, new_head)
 
 
 def _classifier_config(reading: Reading, transform: Mapping[str, Any]) -> Config:
@@ -255,7 +257,7 @@ def teaching_config(
 ) -> Config:
     """The run of a stage: what ``train`` takes."""
     base = linear.cfg
-    warmup = max(steps // 20, 1)
+    warmup = steps // 20 if steps >= 40 else 0  # LinearLR of one step never ends
     cosine = dict(type='CosineAnnealingLR', T_max=max(steps - warmup, 1), eta_min=lr / 100)
     return Config(
         dict(
@@ -285,7 +287,7 @@ def teaching_config(
                 clip_grad=dict(max_norm=5.0),
             ),
             param_scheduler=[
-                dict(type='LinearLR', start_factor=0.05, by_epoch=False, begin=0, end=warmup),
+                *[dict(type='LinearLR', start_factor=0.05, by_epoch=False, begin=0, end=warmup)] * bool(warmup),
                 dict(**cosine, by_epoch=False, begin=warmup, end=steps),
             ],
             default_hooks=dict(
@@ -372,10 +374,10 @@ def linearize_run(
         kept, start, finished = _begin(stack, source, linear, places, own, out, resume, seed, check)
         written = dict(copy=out / 'copy.pth') | {stage: out / f'{stage}.pth' for stage in (start, *stages)}
         if start != 'copy':
-            linear = linear.with_part(_part_of(written[start]))
+            linear = linear.with_part(linear.part_of(read_state_dict(str(written[start]))))
         for stage in stages:
             if stage in finished:
-                linear = linear.with_part(_part_of(written[stage]))
+                linear = linear.with_part(linear.part_of(read_state_dict(str(written[stage]))))
                 continue
             if kept:
                 kept.begin(stage, own[stage])
@@ -461,11 +463,6 @@ def _shared(source: Source, linear: Linear, seed: int) -> dict[str, Any]:
     steps = {name.replace('train_dataloader', 'test_pipeline'): value for name, value in prepared.items()}
     teacher = digest_of({name: value.cpu() for name, value in weights.items()})[:12]
     return conditions(linear.cfg) | steps | dict(teacher=teacher, seed=seed)
-
-
-def _part_of(path: Path) -> dict[str, Tensor]:
-    weights = read_state_dict(str(path))
-    return {name.removeprefix('backbone.'): value for name, value in weights.items() if name.startswith('backbone.')}
 
 
 def _teach(cfg: Config, linear: Linear, out: Path, options: dict[str, Any]) -> Linear:

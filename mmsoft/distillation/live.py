@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from .copying import copy_weights, linear_options
 from .matching import freeze_for, step
-from .sources import Reading, TeacherError, read
+from .reading import Reading, TeacherError
+from .sources import read
 
 LR = dict(outputs=1e-3, maps=5e-4)
 

@@ -11,7 +11,7 @@ from mmsoft.engine.taught import tokens_of
 from mmsoft.layers import embedded_size
 from mmsoft.models.archs import STRIDES
 
-from .sources import Reading, TeacherError
+from .reading import Reading, TeacherError
 
 WEIGHT = 50.0  # of the error of outputs; Copy the Same, Distill the Difference (arXiv:2609.35745)
 

@@ -20,7 +20,7 @@ from mmsoft.engine.predictor import PICTURES
 from mmsoft.engine.tasks import CLASSIFICATION, task_of
 from mmsoft.registry import DATASETS, TRANSFORMS
 
-from .sources import TeacherError
+from .reading import TeacherError
 
 TRIES = 20  # pictures that are read in search of a sound one
 

@@ -22,7 +22,7 @@ from mmsoft.weights.writing import whole_file, write
 
 from .matching import errors_of
 from .pictures import Pictures, find_pictures, picture_steps
-from .sources import Reading
+from .reading import Reading
 
 SIZES = ((224, 224), (512, 512), (800, 1333), (1600, 1600))
 MMAP_THRESHOLD = -3  # of mallopt

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
-from torch import nn
+from torch import Tensor, nn
 
 from mmsoft.checkpoints import read_state_dict
 from mmsoft.engine.config import check_data
@@ -20,6 +20,7 @@ from mmsoft.engine.training import evaluate
 from .libraries import for_any_size
 from .linearizing import Linear, Source
 from .pictures import find_pictures
+from .reading import TeacherError, load_whole
 from .report import (
     LEAST_SCORE,
     SIZES,
@@ -30,7 +31,6 @@ from .report import (
     pictures_for,
     write_report,
 )
-from .sources import TeacherError, load_whole
 
 COUNT = 50  # pictures
 
@@ -61,18 +61,12 @@ def report_run(
     models = {name: _module(linear, written[name]).to(device) for name in ('copy', 'linear')}
     images = [image.to(device) for image, _ in batches]
     errors = errors_before_and_after(teacher, linear.reading, linear.copy.attentions, models, images)
-    if task_of(linear.cfg) is CLASSIFICATION:
-        with torch.no_grad():
-            found = {n: [m(image)[0] for image in images] for n, m in (models | dict(teacher=teacher)).items()}
-    else:
-        found = {name: _samples(written[name], linear.cfg, [file for _, file in batches], trust) for name in models}
-        found['teacher'] = _samples(str(checkpoint), source.cfg, [file for _, file in batches], trust)
-    task = task_of(linear.cfg)
-    agree = {name: agreement(task, found['teacher'], found[name]) for name in models}
-    agree = {name: row for name, row in agree.items() if row}
+    agree = {}
+    if not linear.new_head:
+        agree = _agreements(source, linear, written, teacher, models, batches, str(checkpoint), trust)
     content = dict(
         teacher=linear.reading.title,
-        summary=_summary(agree, errors),
+        summary=_summary(agree, errors, linear.new_head),
         notes=linear.reading.notes,
         weights={outcome: len(names) for outcome, names in linear.copy.names.items()},
         linear_attentions=linear.copy.attentions,
@@ -85,6 +79,32 @@ def report_run(
         device=torch.cuda.get_device_name() if device != 'cpu' else f'a CPU, {torch.get_num_threads()} threads',
     )
     return write_report(out, content)
+
+
+def _agreements(
+    source: Source,
+    linear: Linear,
+    written: Mapping[str, Path],
+    teacher: nn.Module,
+    models: Mapping[str, nn.Module],
+    batches: Sequence[tuple[Tensor, str]],
+    checkpoint: str,
+    trust: bool,
+) -> dict[str, dict[str, float]]:
+    """Of each model's predictions with the teacher's."""
+    task, files = task_of(linear.cfg), [file for _, file in batches]
+    if task is CLASSIFICATION:
+        device = next(teacher.parameters()).device
+        with torch.no_grad():
+            found = {
+                name: [model(image.to(device))[0] for image, _ in batches]
+                for name, model in (*models.items(), ('teacher', teacher))
+            }
+    else:
+        found = {name: _samples(written[name], linear.cfg, files, trust) for name in models}
+        found['teacher'] = _samples(checkpoint, source.cfg, files, trust)
+    agree = {name: agreement(task, found['teacher'], found[name]) for name in models}
+    return {name: row for name, row in agree.items() if row}
 
 
 def report_places(source: Source, cfg: Config, images: Sequence[str] | None) -> tuple[list[str], str]:
@@ -134,9 +154,7 @@ def check_report(
 def _module(linear: Linear, path: Path) -> nn.Module:
     model = MODELS.build(dict(linear.backbone))
     weights = read_state_dict(str(path))
-    load_whole(
-        model, {k.removeprefix('backbone.'): v for k, v in weights.items() if k.startswith('backbone.')}, str(path)
-    )
+    load_whole(model, linear.part_of(weights), str(path))
     return model.eval()
 
 
@@ -145,7 +163,9 @@ def _samples(checkpoint: str | Path, cfg: Config, files: Sequence[str], trust: b
     return [found.sample for found in Predictor(checkpoint, copy.deepcopy(cfg), trust=trust).stream(files)]
 
 
-def _summary(agree: Mapping[str, Mapping[str, float]], errors: Mapping[str, Mapping[str, float]]) -> str:
+def _summary(
+    agree: Mapping[str, Mapping[str, float]], errors: Mapping[str, Mapping[str, float]], new_head: bool
+) -> str:
     maps = {name: [value for part, value in row.items() if part.startswith('map')] for name, row in errors.items()}
     wrong = {name: sum(values) / len(values) for name, values in maps.items()}
     lines = [
@@ -156,6 +176,8 @@ def _summary(agree: Mapping[str, Mapping[str, float]], errors: Mapping[str, Mapp
         lines.append(
             f"{key} against the teacher's predictions is {value:.1f}; after copying alone {agree['copy'][key]:.1f}."
         )
+    elif new_head:
+        lines.append('Predictions cannot be compared: the head is new.')
     else:
         lines.append(
             f'Agreement of boxes is not known: no detection of the teacher has a score of {LEAST_SCORE} or more on '

@@ -16,7 +16,8 @@ from mmsoft.registry import MODELS
 
 from .libraries import names_near
 from .matching import freeze_for, step
-from .sources import TeacherError, load_whole, read
+from .reading import TeacherError, load_whole
+from .sources import read
 
 STAGES = ('outputs', 'maps')
 

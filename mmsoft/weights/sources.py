@@ -22,6 +22,7 @@ HASH_LENGTH = 8  # of the hexadecimal digits of a sha256, the part that a file's
 _HUB_ID = re.compile(r'([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/(.+))?')
 _PATIENCE = 60  # seconds for an answer
 NOTE = 'last_checkpoint'  # of MMEngine, beside the checkpoints of a run
+LINEAR = 'linear.pth'  # of tools/linearize.py
 LARGEST = 16 << 30  # bytes of a download: training checkpoints of the largest detectors have fewer
 LEAST_SPEED = 10_000  # bytes a second, less than which is given up after _PATIENCE
 _CHUNK = 1 << 20
@@ -44,9 +45,9 @@ def where_published(*names: str) -> str:
 def locate(source: str | Path) -> Path:
     """The local file that a source means, downloaded once if need be.
 
-    A source is a path, the work directory of a run for its last checkpoint, an http(s) address, or a hub id:
-    ``hf-hub:owner/repo``, ``hf-hub:owner/repo/file.safetensors``, or ``owner/repo`` where that is no local path. A
-    name that ends in ``-<first digits of the sha256>`` is checked against the content.
+    A source is a path, the work directory of a run for its last checkpoint, the folder of a linear model, an http(s)
+    address, or a hub id: ``hf-hub:owner/repo``, ``hf-hub:owner/repo/file.safetensors``, or ``owner/repo`` where that is
+    no local path. A name that ends in ``-<first digits of the sha256>`` is checked against the content.
     """
     hub = _hub_file(source)
     if _is_address(source):
@@ -89,8 +90,11 @@ def latest_checkpoint(work_dir: str | Path) -> Path | None:
 
 
 def of_run(source: str | Path) -> str | Path:
-    """The last checkpoint of a run, if a source is its work directory; otherwise the source."""
-    return (latest_checkpoint(source) if Path(source).is_dir() else None) or source
+    """The last checkpoint of a run, or the linear model, if a source is their folder; otherwise the source."""
+    if not Path(source).is_dir():
+        return source
+    linear = Path(source, LINEAR)
+    return latest_checkpoint(source) or (linear if linear.is_file() else source)
 
 
 def is_remote(source: str | Path) -> bool:

@@ -9,6 +9,7 @@ from helpers import relative_error
 from mmdet.models.backbones import PyramidVisionTransformer
 from mmdet.models.backbones import SwinTransformer as MmdetSwin
 from mmseg.models.backbones.swin import SwinTransformer as MmsegSwin
+from teachers import pvt_file
 from timm.models.swin_transformer import checkpoint_filter_fn
 from timm.models.vision_transformer import ResPostBlock
 from torch import nn
@@ -132,39 +133,8 @@ def test_with_softmax_the_copy_is_the_teacher(name):
     compare(randomise(build()), lambda model: model(x), lambda teacher: teacher(x))
 
 
-def official_pvt(dims=(64, 128, 320, 512)):
-    torch.manual_seed(2)
-    weights = {
-        'cls_token': torch.randn(1, 1, dims[3]),
-        'head.weight': torch.randn(9, dims[3]),
-        'head.bias': torch.ones(9),
-    }
-    weights |= {'norm.weight': torch.ones(dims[3]), 'norm.bias': torch.ones(dims[3])}
-    for i, (dim, before, ratio, side, sr) in enumerate(
-        zip(dims, (3, *dims), (8, 8, 4, 4), (56, 28, 14, 7), (8, 4, 2, 1), strict=False), start=1
-    ):
-        patch = 4 if i == 1 else 2
-        shapes = {f'pos_embed{i}': (1, side * side + (i == 4), dim)}
-        shapes |= {f'patch_embed{i}.proj.weight': (dim, before, patch, patch), f'block{i}.0.attn.q.weight': (dim, dim)}
-        shapes |= {f'block{i}.0.attn.kv.weight': (2 * dim, dim), f'block{i}.0.attn.kv.bias': (2 * dim,)}
-        shapes |= {f'block{i}.0.mlp.fc1.weight': (ratio * dim, dim), f'block{i}.0.mlp.fc1.bias': (ratio * dim,)}
-        shapes |= {f'block{i}.0.mlp.fc2.weight': (dim, ratio * dim), f'block{i}.0.attn.proj.weight': (dim, dim)}
-        one = [
-            'attn.q.bias',
-            'attn.proj.bias',
-            'mlp.fc2.bias',
-            *(f'norm{n}.{k}' for n in (1, 2) for k in ('weight', 'bias')),
-        ]
-        one += ['attn.sr.bias', 'attn.norm.weight', 'attn.norm.bias'] if sr > 1 else []
-        shapes |= {f'block{i}.0.{name}': (dim,) for name in one}
-        shapes |= {f'block{i}.0.attn.sr.weight': (dim, dim, sr, sr)} if sr > 1 else {}
-        shapes |= {f'patch_embed{i}.{name}': (dim,) for name in ('proj.bias', 'norm.weight', 'norm.bias')}
-        weights |= {name: 0.05 * torch.randn(shape) for name, shape in shapes.items()}
-    return weights
-
-
 def test_the_authors_pvt_file_becomes_a_backbone():
-    teacher = from_file(official_pvt())
+    teacher = from_file(pvt_file())
     assert teacher.layers[0][0].norm.eps == 1e-5
     x = torch.randn(1, 3, 64, 96, dtype=torch.float64)
     compare(teacher, lambda ours: ours(x), lambda own: own(x), eps=1e-5)
@@ -239,7 +209,7 @@ def test_teachers_that_cannot_be_made_linear_are_told_of(teacher, says):
 def test_files_that_are_nobodys_are_told_of():
     with pytest.raises(TeacherError, match=r"first name is 'fc.weight'\): give the config"):
         from_file({'fc.weight': torch.zeros(1)})
-    wrong = official_pvt()
+    wrong = pvt_file()
     wrong['block2.0.norm1.bias'] = torch.zeros(3)
     with pytest.raises(TeacherError, match=r'layers.1.1.1.norm1.bias of PyramidVisionTransformer is \(128,\), and in'):
         from_file(wrong)

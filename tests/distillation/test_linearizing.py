@@ -19,6 +19,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 from small_runs import ENVIRONMENT, command, dump, losses, run, small_config
+from teachers import pvt_file
 
 from mmsoft.checkpoints import CheckpointError, read_state_dict
 from mmsoft.datasets.layout import DataError
@@ -167,6 +168,35 @@ def test_a_classifier_of_timm_becomes_linear(tmp_path):
     assert cfg.test_dataloader.dataset.transform.mean == (0.5, 0.5, 0.5)
     predicted = Predictor(str(found[2]['linear']), cfg)(str(next(pictures.rglob('*.jpg'))))
     assert len(predicted.scores) == 6
+
+
+@pytest.mark.slow
+def test_the_authors_pvt_file_becomes_a_backbone_with_a_new_head(tmp_path, capsys):
+    file = tmp_path / 'pvt.pth'
+    torch.save(pvt_file((64, 64, 128, 128)), file)
+    pictures = write_world('coco', tmp_path, train=3, val=1, size=(64, 96))
+    source, linear, written = linearize_run(str(file), None, tmp_path / 'out', images=[str(pictures)], **OPTIONS)
+    assert 'class token, which this backbone has not: the head is new' in capsys.readouterr().out
+    assert linear.backbone['arch']['heads'] == (1, 1, 2, 2)
+    before, after = (read_state_dict(str(written[name])) for name in ('copy', 'linear'))
+    assert before.keys() == after.keys()
+    taught = {name for name in after if not torch.equal(before[name], after[name])}
+    assert {'backbone.stages.3.blocks.0.attn.kv.weight', 'backbone.stages.0.embed.proj.weight'} <= taught
+    assert after['backbone.head.weight'].shape == (1000, 128)
+    assert 'backbone.head.weight' not in taught
+    init_cfg = dict(type='Pretrained', checkpoint=str(written['linear']))
+    backbone = MODELS.build(dict(linear.backbone, init_cfg=init_cfg))
+    backbone.init_weights()
+    assert torch.equal(backbone.stages[3].blocks[0].attn.kv.weight, after['backbone.stages.3.blocks.0.attn.kv.weight'])
+    predicted = Predictor(str(tmp_path / 'out'), Config.fromfile(tmp_path / 'out/linear.py'))
+    assert len(predicted(str(next(pictures.rglob('*.jpg')))).scores) == 1000
+    report = report_run(source, linear, written, [str(pictures)], None, count=2, sizes=((64, 64),))[0]
+    found = json.loads(report.read_text())
+    assert list(found['errors']['linear'])[-4:] == ['map 0', 'map 1', 'map 2', 'map 3']
+    assert found['agreement'] == {}
+    assert 'the head is new' in found['summary']
+    again = linearize_run(str(file), None, tmp_path / 'out', images=[str(pictures)], resume=True, **OPTIONS)[1]
+    assert all(torch.equal(again.weights[name], after[name]) for name in after)
 
 
 @pytest.mark.slow
