@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
         '--images', nargs='+', metavar='FOLDER', help="pictures to learn from; by default the config's training set"
     )
     parser.add_argument(
-        '--inline', type=int, nargs=4, metavar='LAYERS', help='how many layers of each stage become linear'
+        '--inline', type=int, nargs='+', metavar='LAYERS', help='how many layers of each stage become linear'
     )
     parser.add_argument(
         '--attention', default='inline', metavar='NAME', help="for models on SOFT's frame: which attention they get"

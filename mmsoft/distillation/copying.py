@@ -23,6 +23,7 @@ NEW_HEAD = (
     "the authors' classifier reads a class token, which this backbone has not: the head is new. Train it with labels, "
     'or take the backbone'
 )
+WHOLE = ('InLine-PVT', 'InLine-DeiT')  # families whose layers are all linear
 PROJECTIONS = ('q', 'k', 'v')
 
 
@@ -48,21 +49,29 @@ def linear_options(reading: Reading, inline: Sequence[int] | None = None, attent
     which attention they get; only SOFT's frame has others than InLine.
     """
     options = dict(reading.options)
+    depths = tuple(options['arch']['depths'])
+    if inline is not None and len(inline) != len(depths):
+        raise TeacherError(f'--inline for {reading.family.title} takes {len(depths)} numbers; got {tuple(inline)}')
     if 'attn' in options:
         return options | dict(attn=_specs(reading, inline, choose('attention', attention, ATTENTIONS)))
     if attention != 'inline':
         raise TeacherError(f'{reading.family.title} has InLine attention alone; got --attention {attention}')
     arch = {key: value for key, value in options['arch'].items() if key != 'inline'}
+    if reading.family.title in WHOLE and inline is not None and tuple(inline) != depths:
+        raise TeacherError(f'--inline: all layers of {reading.family.title}, {depths}, become linear: leave it out')
     if inline is None:
         named = [own for own in reading.family.archs.values() if own._asdict() | arch == own._asdict()]
         inline = named[0].inline if named else None
     return options | dict(arch=arch if inline is None else dict(arch, inline=tuple(inline)))
 
 
-def with_new_head(reading: Reading, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def with_new_head(
+    reading: Reading, options: Mapping[str, Any], classes: int | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The classifier of a linear backbone, and the weights of its head, which are new."""
     kind = reading.family.classifier
     own = {name: value for name, value in options.items() if name != 'out_indices'}
+    own |= {} if classes is None else dict(num_classes=classes)
     head = {name: value for name, value in kind(**own).state_dict().items() if name.startswith('head.')}
     return dict(type=f'mmsoft.{kind.__name__}', **own), head
 

@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from mmengine.dist import barrier, broadcast_object_list, get_world_size, is_mai
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
-import mmsoft
 from mmsoft.checkpoints import CheckpointError, read_checkpoint, read_state_dict
 from mmsoft.engine.conditions import conditions
 from mmsoft.engine.config import guard_files, load_config, without_pretrained
@@ -21,60 +20,26 @@ from mmsoft.engine.demo import overlay
 from mmsoft.engine.launch import start_processes
 from mmsoft.engine.lock import lock_work_dir
 from mmsoft.engine.own_data import use_own_data
-from mmsoft.engine.parts import LOADERS
 from mmsoft.engine.training import train
 from mmsoft.engine.watching import end_together
 from mmsoft.versions import require
 from mmsoft.visualization import plot_curves
-from mmsoft.weights.sources import is_remote
+from mmsoft.weights.sources import SUFFIXES, is_remote, of_run
 from mmsoft.weights.writing import digest_of, to_bytes, write
 
-from .copying import NEW_HEAD, Copy, copy_weights, linear_options, with_new_head
+from .configs import TRANSFORM, Linear, Source, classifier_config, teaching_config
+from .copying import NEW_HEAD, copy_weights, linear_options, with_new_head
 from .kept import Kept, fingerprint
 from .live import LR
-from .pictures import check_pictures, find_pictures, own_places, picture_steps
-from .reading import Reading, TeacherError, load_whole
+from .pictures import check_pictures, find_pictures, picture_steps
+from .reading import TeacherError, load_whole
 from .sources import from_file, read, spec_of
 from .teaching import STAGES, check_numbers, library_model
 
 LIBRARIES = ('timm', 'torchvision')
-# A shipped config of each family's classifier: data, schedule and metrics for what comes without a config.
-BASES = {
-    'InLine-Swin': 'inline_swin_tiny_300e_in1k',
-    'InLine-DeiT': 'inline_deit_tiny_300e_in1k',
-    'InLine-PVT': 'inline_pvt_tiny_300e_in1k',
-}
 HEADS = ('head.fc.weight', 'head.weight', 'fc.weight', 'classifier.weight')  # last layers of classifiers
 STEPS = dict(outputs=1000, maps=4000)  # iterations, by default
 REMEDY = '; give the checkpoint that this model was trained to, with the config of its training'
-TRANSFORM = ('mean', 'std', 'crop_pct', 'interpolation')
-
-
-@dataclass
-class Source:
-    """A teacher.
-
-    Args:
-        cfg: Its config; None where there is none, until the copy shows which family's to take.
-        module: What has the attentions, with its weights.
-        spec: The config of that module.
-        rest: Weights around it: neck and heads.
-        meta: What its checkpoint says.
-        transform: How timm's model wants its pictures.
-        parts: Pictures of each part of a folder of one's own.
-    """
-
-    cfg: Config | None
-    module: nn.Module
-    spec: dict[str, Any]
-    rest: dict[str, Tensor]
-    meta: Mapping[str, Any]
-    transform: Mapping[str, Any]
-    parts: Mapping[str, list[str]] = field(default_factory=dict)
-
-    def places(self, cfg: Config, part: str = 'train') -> list[str]:
-        """Folders and pictures of a part: of a folder of one's own, or else of the config."""
-        return self.parts.get(part, []) if self.parts else own_places(cfg, part)
 
 
 def open_source(
@@ -97,8 +62,12 @@ def open_source(
             f'--data changes the config of a teacher, and {teacher!r} is none with its checkpoint: give its pictures '
             'with --images'
         )
+    if demo and (checkpoint is None or (colon and library in LIBRARIES)):
+        raise TeacherError(
+            f'--demo is for a config that train.py --demo has trained; {teacher!r} is none: leave it out'
+        )
     if colon and library in LIBRARIES:
-        return _from_library(library, name, checkpoint, trust)
+        return replace(_from_library(library, name, checkpoint, trust), changes=dict(options or {}))
     if colon and len(library) > 1 and library.isidentifier() and not (is_remote(teacher) or Path(teacher).exists()):
         raise TeacherError(
             f'{teacher!r} names a library {library!r}; those whose models are known by name are timm:<name> and '
@@ -108,7 +77,16 @@ def open_source(
         raise TeacherError(f'{teacher!r} is a config: give the checkpoint of its trained model behind it')
     if checkpoint is None:
         weights = read_state_dict(teacher, trust)
-        return Source(None, from_file(weights), spec_of(weights), {}, {}, {})
+        module, head = from_file(weights), weights.get('head.weight')
+        if head is None:
+            raise TeacherError(f"{teacher!r} has no head: give the authors' file of a classifier")
+        changes = dict(options or {})
+        return Source(None, module, spec_of(weights), {}, {}, {}, changes=changes, classes=len(head))
+    if teacher.endswith(SUFFIXES):
+        raise TeacherError(
+            f'{teacher!r} is a file of weights, and so is {checkpoint!r}: give one alone, or behind the config of its '
+            'model'
+        )
     cfg = load_config(teacher, options)
     guard_files(cfg, trust)
     if demo:
@@ -156,14 +134,27 @@ def _from_library(library: str, name: str, checkpoint: str | None, trust: bool) 
         module = library_model(library, name, **options)
         _fill(module, weights, checkpoint)
     module.eval()
-    cfg = getattr(module, 'pretrained_cfg', None) or {}
-    transform = {key: cfg[key] for key in TRANSFORM if cfg.get(key) is not None}
-    if cfg:
-        transform['input_size'] = cfg['input_size'][-1]
+    transform = _torchvision_transform(name) if library == 'torchvision' else _timm_transform(module)
     options = options or dict(num_classes=_classes(module))
     return Source(
         None, module, dict(type='mmsoft.LibraryModel', library=library, name=name, **options), {}, {}, transform
     )
+
+
+def _timm_transform(module: Any) -> dict[str, Any]:
+    cfg = getattr(module, 'pretrained_cfg', None) or {}
+    found = {key: cfg[key] for key in TRANSFORM if cfg.get(key) is not None}
+    return found | (dict(input_size=cfg['input_size'][-1]) if cfg else {})
+
+
+def _torchvision_transform(name: str) -> dict[str, Any]:
+    """Of the published weights; those of one's own are of the same pictures, as far as anything tells."""
+    from torchvision.models import get_model_weights
+
+    found = next(iter(get_model_weights(name))).transforms()
+    size, resized = found.crop_size[0], found.resize_size[0]
+    whole = dict(mean=tuple(found.mean), std=tuple(found.std), interpolation=found.interpolation.value)
+    return whole | dict(input_size=size, crop_pct=size / resized)
 
 
 def _with_own_weights(library: str, name: str) -> nn.Module:
@@ -184,31 +175,6 @@ def _classes(module: Any) -> int:
     return module.num_classes if hasattr(module, 'num_classes') else getattr(head, 'out_features', 1000)
 
 
-@dataclass
-class Linear:
-    """The linear model: its config, with all weights; what is known of the copy."""
-
-    cfg: Config
-    weights: dict[str, Tensor]
-    copy: Copy
-    reading: Reading
-    backbone: dict[str, Any]
-    new_head: bool = False  # of the config's classifier; the stages teach the backbone alone
-
-    @property
-    def part(self) -> dict[str, Tensor]:
-        """Weights of what the stages teach."""
-        return self.part_of(self.weights)
-
-    def part_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {k.removeprefix('backbone.'): v for k, v in weights.items() if k.startswith('backbone.')}
-        return {name: value for name, value in found.items() if not (self.new_head and name.startswith('head.'))}
-
-    def with_part(self, part: Mapping[str, Tensor]) -> 'Linear':
-        weights = {**self.weights, **{f'backbone.{name}': value for name, value in part.items()}}
-        return replace(self, weights=weights)
-
-
 def copy_model(source: Source, inline: Sequence[int] | None, attention: str, seed: int = 0) -> Linear:
     """The stage ``copy``."""
     torch.manual_seed(seed)
@@ -218,9 +184,13 @@ def copy_model(source: Source, inline: Sequence[int] | None, attention: str, see
     copied = copy_weights(reading, model, source.module)
     model.load_state_dict(copied.weights, strict=False)
     backbone = dict(type=f'mmsoft.{reading.kind.__name__}', **options)
-    cfg = _classifier_config(reading, source.transform) if source.cfg is None else copy.deepcopy(source.cfg)
+    cfg = (
+        classifier_config(reading, source.transform, source.changes)
+        if source.cfg is None
+        else copy.deepcopy(source.cfg)
+    )
     new_head = source.cfg is None and not reading.classifier
-    whole, head = with_new_head(reading, options) if new_head else (backbone, {})
+    whole, head = with_new_head(reading, options, source.classes) if new_head else (backbone, {})
     cfg.model.backbone = ConfigDict(whole)
     imports = cfg.get('custom_imports') or {}
     modules = [imports['imports']] if isinstance(imports.get('imports'), str) else list(imports.get('imports') or ())
@@ -231,95 +201,12 @@ def copy_model(source: Source, inline: Sequence[int] | None, attention: str, see
     return Linear(cfg, {**source.rest, **weights}, copied, reading, backbone, new_head)
 
 
-def _classifier_config(reading: Reading, transform: Mapping[str, Any]) -> Config:
-    """The family's own, with the teacher's way to prepare pictures."""
-    cfg = Config.fromfile(mmsoft.config_path(BASES[reading.family.title]))
-    size = transform.get('input_size', reading.options.get('img_size', 224))
-    size = size if isinstance(size, int) else size[0]
-    for name in LOADERS:
-        options = cfg[name].dataset.transform
-        options.update({key: transform[key] for key in ('mean', 'std') if key in transform}, input_size=size)
-        if not options.get('is_training'):
-            options.update({key: transform[key] for key in TRANSFORM[2:] if key in transform})
-    return cfg
-
-
-def teaching_config(
-    stage: str,
-    source: Source,
-    linear: Linear,
-    out: Path,
-    places: Sequence[str],
-    steps: int,
-    batch_size: int,
-    lr: float,
-    workers: int = 2,
-) -> Config:
-    """The run of a stage: what ``train`` takes."""
-    base = linear.cfg
-    warmup = steps // 20 if steps >= 40 else 0  # LinearLR of one step never ends
-    cosine = dict(type='CosineAnnealingLR', T_max=max(steps - warmup, 1), eta_min=lr / 100)
-    return Config(
-        dict(
-            default_scope=base.get('default_scope', 'mmengine'),
-            custom_imports=base.custom_imports,
-            model=dict(
-                type='mmsoft.Distillation',
-                stage=stage,
-                teacher=source.spec,
-                student=_pupil(linear.backbone),
-                teacher_weights=str(out / 'teacher.pth'),
-                student_weights=str(out / f'before_{stage}.pth'),
-                blocks=linear.copy.attentions,
-                data_preprocessor=dict(type='mmsoft.PicturesOnly', inner=base.model.get('data_preprocessor')),
-            ),
-            train_dataloader=dict(
-                batch_size=batch_size,
-                num_workers=workers,
-                persistent_workers=workers > 0,
-                sampler=dict(type='InfiniteSampler', shuffle=True),
-                dataset=dict(type='mmsoft.Pictures', data_root=list(places), pipeline=picture_steps(base)),
-            ),
-            train_cfg=dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps + 1),
-            optim_wrapper=dict(
-                type='OptimWrapper',
-                optimizer=dict(type='AdamW', lr=lr, weight_decay=0.0),
-                clip_grad=dict(max_norm=5.0),
-            ),
-            param_scheduler=[
-                *[dict(type='LinearLR', start_factor=0.05, by_epoch=False, begin=0, end=warmup)] * bool(warmup),
-                dict(**cosine, by_epoch=False, begin=warmup, end=steps),
-            ],
-            default_hooks=dict(
-                timer=dict(type='IterTimerHook'),
-                logger=dict(type='LoggerHook', interval=max(1, min(50, steps // 10)), log_metric_by_epoch=False),
-                param_scheduler=dict(type='ParamSchedulerHook'),
-                checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=max(1, steps // 10), max_keep_ckpts=1),
-                sampler_seed=dict(type='DistSamplerSeedHook'),
-            ),
-            env_cfg=base.get('env_cfg', dict(dist_cfg=dict(backend='nccl'))),
-            custom_hooks=[dict(type='mmsoft.ShowProgress', title=stage)],
-            # MMEngine keeps one visualizer of a name in a process, with the folder that it has first
-            visualizer=dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')], name=f'{stage} {out}'),
-            experiment_name=stage,
-            log_processor=dict(type='LogProcessor', window_size=20, by_epoch=False),
-            log_level='INFO',
-            load_from=None,
-            resume=False,
-        )
-    )
-
-
-def _pupil(backbone: Mapping[str, Any]) -> dict[str, Any]:
-    """The linear model as the stages teach it: nothing falls out, and all of it learns, for all of it has changed."""
-    frozen = dict(frozen_stages=-1) if 'frozen_stages' in backbone else {}
-    return dict(backbone, drop_path_rate=0.0, **frozen)
-
-
 def save(linear: Linear, out: Path, name: str, source: Source) -> Path:
     """``<name>.pth`` with all weights and the config, as our tools read them; None of it is half-written."""
     path = out / f'{name}.pth'
-    meta = dict(cfg=linear.cfg.pretty_text, linearized=dict(of=linear.reading.title, stage=name))
+    meta = dict(
+        cfg=linear.cfg.pretty_text, linearized=dict(of=linear.reading.title, stage=name, new_head=linear.new_head)
+    )
     if isinstance(source.meta.get('dataset_meta'), Mapping):
         meta['dataset_meta'] = dict(source.meta['dataset_meta'])
     write(to_bytes(linear.weights, '.pth', meta), path)
@@ -360,6 +247,7 @@ def linearize_run(
         raise ValueError('--data has the pictures to learn from: leave out --images, or --data')
     out, steps, lr = Path(out), STEPS | dict(steps or {}), LR | dict(lr or {})
     check_numbers(steps, lr, batch_size, workers, save_every)
+    _check_places(out, [name for name in (teacher, checkpoint) if name], images or ())
     stages = [stage for stage in STAGES if stage in stages and steps[stage]]
     start_processes(launcher)
     source = open_source(teacher, checkpoint, options, trust, demo, data, out)
@@ -395,6 +283,22 @@ def linearize_run(
     return source, linear, written | dict(linear=out / 'linear.pth')
 
 
+def _check_places(out: Path, taken: Sequence[str], images: Sequence[str]) -> None:
+    """Raise where the run would write over what it reads, or read what it writes."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f'--out {str(out)!r} is a file: name a folder')
+    folder = out.resolve()
+    for name in taken:
+        path = Path(of_run(name)).resolve()
+        if path.exists() and folder in path.parents:
+            raise ValueError(f'{name!r} lies in --out {str(out)!r}, which gets files of such names: name another --out')
+    for place in map(Path, images):
+        if place.resolve() in (folder, *folder.parents):
+            raise ValueError(
+                f'--out {str(out)!r} lies in --images {str(place)!r}, and gets pictures itself: name a folder elsewhere'
+            )
+
+
 def _begin(
     stack: ExitStack,
     source: Source,
@@ -423,7 +327,7 @@ def _begin(
             kept = Kept(out, _shared(source, linear, seed))
             plan = _plan(kept, own, fingerprint(files), resume)
             print(linear.copy)
-            for note in linear.reading.notes:
+            for note in (*linear.reading.notes, *_shared_pictures(source, linear.cfg, files)):
                 print(f'note: {note}')
             write(to_bytes(source.module.state_dict(), '.pth'), out / 'teacher.pth')
             save(linear, out, 'copy', source)
@@ -432,6 +336,25 @@ def _begin(
     end_together(problem)
     broadcast_object_list(plan)
     return kept, *plan
+
+
+def _shared_pictures(source: Source, cfg: Config, files: Sequence[str]) -> list[str]:
+    """What is to be said where pictures to learn from are those of the validation or test set as well."""
+    if source.cfg is None or not files:
+        return []
+    tested = set()
+    for part in ('val', 'test'):
+        places = [place for place in source.places(cfg, part) if Path(place).exists()]
+        for place in places:
+            with suppress(TeacherError):  # there are no pictures
+                tested |= {str(Path(file).resolve()) for file in find_pictures([place])}
+    shared = sum(str(Path(file).resolve()) in tested for file in files)
+    if not shared:
+        return []
+    return [
+        f'{shared} of the {len(files)} pictures to learn from lie where those of val or test do, so metrics are of '
+        'pictures that were learned from (without labels); --images gives others'
+    ]
 
 
 def _plan(kept: Kept, own: dict[str, dict[str, Any]], pictures: str, resume: bool) -> list[Any]:

@@ -1,7 +1,8 @@
 """PVT v1: mmdet's backbone, and the authors' file of one, read."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -95,6 +96,16 @@ def authors_pvt(**options: Any) -> nn.Module:
     return model
 
 
+@contextmanager
+def _a_whole_file() -> Iterator[None]:
+    """What a file lacks is told of as such."""
+    try:
+        yield
+    except (KeyError, IndexError) as error:
+        raise TeacherError(f'this is no whole PVT v1 of its authors: {type(error).__name__}: {error}') from error
+
+
+@_a_whole_file()
 def pvt_spec(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """The config of the backbone in the authors' file of a PVT v1."""
     places = [f'block{i + 1}.0' for i in STAGES]
@@ -118,8 +129,11 @@ def pvt_spec(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     )
 
 
+@_a_whole_file()
 def pvt_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By mmdet's names; the head, and the class token of stage 4, have no place in a backbone."""
     from mmdet.models.backbones.pvt import pvt_convert
 
-    return pvt_convert(dict(weights))
+    table = weights[f'pos_embed{len(STAGES)}']
+    without = table[:, 1:] if math.isqrt(table.shape[1] - 1) ** 2 == table.shape[1] - 1 else table
+    return pvt_convert({**weights, f'pos_embed{len(STAGES)}': without})

@@ -119,7 +119,7 @@ def report_places(source: Source, cfg: Config, images: Sequence[str] | None) -> 
         kept = [file for file in find_pictures(places) if file not in known] if all(map(_is_there, places)) else []
         if kept:
             return kept, f' of the part {part!r} of the data, which are not learned from'
-    return learned, ' among those to learn from, for others are not known (--report-images gives them)'
+    return learned, ' among those to learn from, for no others are known (--report-images gives them)'
 
 
 def _resolved(places: Sequence[str]) -> list[str]:
@@ -164,7 +164,7 @@ def _samples(checkpoint: str | Path, cfg: Config, files: Sequence[str], trust: b
 
 
 def _summary(
-    agree: Mapping[str, Mapping[str, float]], errors: Mapping[str, Mapping[str, float]], new_head: bool
+    agree: Mapping[str, Mapping[str, float]], errors: Mapping[str, Mapping[str, float]], new_head: bool = False
 ) -> str:
     maps = {name: [value for part, value in row.items() if part.startswith('map')] for name, row in errors.items()}
     wrong = {name: sum(values) / len(values) for name, values in maps.items()}

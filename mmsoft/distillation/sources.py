@@ -240,6 +240,8 @@ def spec_of(weights: Mapping[str, Tensor]) -> dict[str, Any]:
         return pvt_spec(weights)
     if 'layers.0.blocks.0.attn.relative_position_bias_table' in weights:
         return swin_spec(weights)
+    if any(name.startswith('backbone.') for name in weights):
+        raise TeacherError('these weights are of a detector or segmentor: give its config before them')
     raise TeacherError(
         "these weights are neither the authors' of a Swin nor of a PVT v1 (their first name is "
         f'{next(iter(weights))!r}): give the config of their model as well, or timm:<name>'
@@ -309,7 +311,10 @@ def read_vit(model: Any) -> Reading:
         global_pool=model.global_pool,
     )
     converted = {'position.table', 'cls_position'}
-    return Reading(title, FAMILIES['InLine-DeiT'], options, weights, names, converted, classifier=True)
+    notes = []
+    if getattr(model, 'dynamic_img_size', False):
+        notes = ['at other sizes than its own timm resizes positions by bicubic interpolation, this copy by bilinear']
+    return Reading(title, FAMILIES['InLine-DeiT'], options, weights, names, converted, classifier=True, notes=notes)
 
 
 _VIT_BLOCK = ('norm1', 'attn.qkv', 'attn.proj', 'norm2', 'mlp.fc1', 'mlp.fc2')

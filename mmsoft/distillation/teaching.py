@@ -78,6 +78,12 @@ class Distillation(BaseModel):
     def init_weights(self) -> None:
         """Both have theirs."""
 
+    def train(self, mode: bool = True) -> 'Distillation':
+        """The student computes as its teacher does: BatchNorm, of SOFT's frame, with what it has stored."""
+        super().train(mode)
+        self.student.eval()
+        return self
+
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
         self._teacher[0]._apply(fn)
         return super()._apply(fn, recurse)

@@ -1,6 +1,7 @@
 """A model for pictures: ``Predictor('epoch_12.pth')('street.jpg')``."""
 
 import glob
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from mmsoft.datasets.class_folders import classes_of
 from mmsoft.datasets.layout import leaf_datasets
 from mmsoft.versions import require
 from mmsoft.visualization import opencv_name, whole_labels
+from mmsoft.weights.messages import announce
 from mmsoft.weights.meta import dataset_meta
 
 from .carried import carried_config, registered_names
@@ -61,6 +63,9 @@ def _build(cfg: Config, content: Any, source: str, device: str) -> tuple[nn.Modu
         MODELS.build(model_for(cfg, weights))
     )  # the same in evaluation, and it runs everywhere
     load_weights(model, names_for(model, weights), source=source)
+    linearized = ((content.get('meta') or {}).get('linearized') if isinstance(content, Mapping) else None) or {}
+    if linearized.get('new_head'):
+        announce(f'the head of {source} is new, and its classes are noise: train it with labels first', logging.WARNING)
     model.to(device)
     model.eval()  # which models with a teacher return nothing from
     return model, _meta(cfg, content, model)

@@ -140,6 +140,27 @@ def test_the_authors_pvt_file_becomes_a_backbone():
     compare(teacher, lambda ours: ours(x), lambda own: own(x), eps=1e-5)
 
 
+def test_an_authors_pvt_file_of_another_size_or_not_whole():
+    weights = pvt_file((64, 64, 64, 64))
+    sides = (24, 12, 6, 3)
+    small = {f'pos_embed{i}': torch.zeros(1, side**2 + (i == 4), 64) for i, side in enumerate(sides, start=1)}
+    assert read(from_file(weights | small)).options['img_size'] == (96, 96)
+    for name in ('block2.0.attn.kv.bias', 'block2.0.mlp.fc1.weight', 'patch_embed1.proj.weight'):
+        with pytest.raises(TeacherError, match=f"no whole PVT v1 of its authors: KeyError: '{name}'"):
+            from_file({key: value for key, value in weights.items() if key != name})
+    with pytest.raises(TeacherError, match='no whole PVT v1'):
+        from_file(weights | dict(pos_embed1=torch.zeros(3)))
+
+
+def test_inline_has_a_number_for_each_stage():
+    deit = read(timm.create_model('deit_tiny_patch16_224'))
+    with pytest.raises(TeacherError, match=r'--inline for InLine-DeiT takes 1 numbers; got \(3, 3\)'):
+        linear_options(deit, (3, 3))
+    with pytest.raises(TeacherError, match=r'all layers of InLine-DeiT, \(12,\), become linear'):
+        linear_options(deit, (3,))
+    assert linear_options(deit, (12,)) == linear_options(deit, (12,))
+
+
 class Hurried(MmdetSwin):
     def forward(self, x):
         return super().forward(x)[:1]

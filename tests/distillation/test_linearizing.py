@@ -15,6 +15,8 @@ import own_sets
 import pytest
 import timm
 import torch
+import torchvision
+from helpers import MINI
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
@@ -24,13 +26,15 @@ from teachers import pvt_file
 from mmsoft.checkpoints import CheckpointError, read_state_dict
 from mmsoft.datasets.layout import DataError
 from mmsoft.datasets.miniature import write_world
-from mmsoft.distillation.linearizing import linearize_run, open_source
+from mmsoft.distillation.linearizing import copy_model, linearize_run, open_source
 from mmsoft.distillation.pictures import check_pictures, find_pictures
 from mmsoft.distillation.report import agreement
 from mmsoft.distillation.reporting import _summary, check_report, report_places, report_run
 from mmsoft.distillation.sources import TeacherError
 from mmsoft.engine.predictor import Predictor
 from mmsoft.engine.tasks import CLASSIFICATION, DETECTION, SEMANTIC_SEGMENTATION
+from mmsoft.models import InLineSwinClassifier
+from mmsoft.models.family import FAMILIES
 
 SWIN = dict(
     type='mmdet.SwinTransformer',
@@ -171,7 +175,7 @@ def test_a_classifier_of_timm_becomes_linear(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_authors_pvt_file_becomes_a_backbone_with_a_new_head(tmp_path, capsys):
+def test_the_authors_pvt_file_becomes_a_backbone_with_a_new_head(tmp_path, capsys, monkeypatch):
     file = tmp_path / 'pvt.pth'
     torch.save(pvt_file((64, 64, 128, 128)), file)
     pictures = write_world('coco', tmp_path, train=3, val=1, size=(64, 96))
@@ -182,14 +186,17 @@ def test_the_authors_pvt_file_becomes_a_backbone_with_a_new_head(tmp_path, capsy
     assert before.keys() == after.keys()
     taught = {name for name in after if not torch.equal(before[name], after[name])}
     assert {'backbone.stages.3.blocks.0.attn.kv.weight', 'backbone.stages.0.embed.proj.weight'} <= taught
-    assert after['backbone.head.weight'].shape == (1000, 128)
+    assert after['backbone.head.weight'].shape == (9, 128)
     assert 'backbone.head.weight' not in taught
     init_cfg = dict(type='Pretrained', checkpoint=str(written['linear']))
     backbone = MODELS.build(dict(linear.backbone, init_cfg=init_cfg))
     backbone.init_weights()
     assert torch.equal(backbone.stages[3].blocks[0].attn.kv.weight, after['backbone.stages.3.blocks.0.attn.kv.weight'])
+    said = []
+    monkeypatch.setattr('mmsoft.engine.predictor.announce', lambda text, level: said.append(text))
     predicted = Predictor(str(tmp_path / 'out'), Config.fromfile(tmp_path / 'out/linear.py'))
-    assert len(predicted(str(next(pictures.rglob('*.jpg')))).scores) == 1000
+    assert len(predicted(str(next(pictures.rglob('*.jpg')))).scores) == 9
+    assert any('is new, and its classes are noise' in text for text in said)
     report = report_run(source, linear, written, [str(pictures)], None, count=2, sizes=((64, 64),))[0]
     found = json.loads(report.read_text())
     assert list(found['errors']['linear'])[-4:] == ['map 0', 'map 1', 'map 2', 'map 3']
@@ -396,6 +403,86 @@ def test_frozen_stages_are_taught_and_stay_in_the_config(tmp_path):
     assert torch.equal(before[embedding], outputs[embedding])
     assert not torch.equal(outputs[embedding], after[embedding])
     assert Config.fromfile(tmp_path / 'out' / 'linear.py').model.backbone.frozen_stages == 2
+
+
+@pytest.mark.slow
+def test_batch_norms_keep_their_statistics(tmp_path):
+    """SOFT's frame has them: a run that learns nothing changes nothing."""
+    cfg = small_config('retinanet', tmp_path)
+    cfg.model.backbone = dict(type='mmsoft.SOFT', arch=MINI, attn='softmax')
+    cfg.model.neck.in_channels = list(MINI['dims'])
+    init_default_scope(cfg.default_scope)
+    model = MODELS.build(cfg.model)
+    model.train()
+    model.backbone(torch.randn(2, 3, 64, 64))  # statistics of some pictures
+    weights, out = tmp_path / 'teacher.pth', tmp_path / 'out'
+    torch.save(dict(state_dict=model.state_dict()), weights)
+    still = dict(OPTIONS, lr=dict(outputs=1e-12, maps=1e-12))
+    _, _, written = linearize_run(str(dump(cfg, tmp_path)), str(weights), out, attention='linear', **still)
+    before, after = (weights_of(written[stage]) for stage in ('copy', 'maps'))
+    statistics = [name for name in before if 'running' in name and name.startswith('backbone.')]
+    assert statistics
+    assert all(torch.equal(before[name], after[name]) for name in statistics)
+    first, *_ = losses(out / 'maps')
+    assert first < 2, 'the student normalises as the teacher does'
+
+
+def test_a_run_never_writes_over_what_it_did_not_make(tmp_path):
+    _, path, weights = teacher(tmp_path)
+    before = weights.read_bytes()
+    with pytest.raises(ValueError, match=r"small.py' lies in --out .* name another --out"):
+        linearize_run(str(path), str(weights), tmp_path, stages=())
+    other = tmp_path / 'others'
+    other.mkdir()
+    shutil.copy(weights, other / 'linear.pth')
+    with pytest.raises(ValueError, match=r"holds 'linear.pth', and no stages.json"):
+        linearize_run(str(path), str(weights), other, stages=())
+    assert weights.read_bytes() == before == (other / 'linear.pth').read_bytes()
+    with pytest.raises(ValueError, match='is a file: name a folder'):
+        linearize_run(str(path), str(weights), weights, stages=())
+    with pytest.raises(ValueError, match=r'gets pictures itself: name a folder elsewhere'):
+        linearize_run(str(path), str(weights), tmp_path / 'coco/out', images=[str(tmp_path / 'coco')])
+
+
+def test_pictures_of_val_among_those_to_learn_from_are_told_of(tmp_path, capsys):
+    cfg, _, weights = teacher(tmp_path)
+    for part in ('train', 'val', 'test'):
+        cfg[f'{part}_dataloader'].dataset.data_prefix = dict(img='')
+    options = dict(OPTIONS, steps=dict(outputs=0, maps=1))
+    linearize_run(str(dump(cfg, tmp_path)), str(weights), tmp_path / 'out', **options)
+    assert 'note: 12 of the 12 pictures to learn from lie where those of val or test do' in capsys.readouterr().out
+
+
+def test_how_pictures_are_prepared_where_no_config_says_it(tmp_path):
+    """By the library, or by the windows of the authors' file; --cfg-options may say otherwise."""
+    model, file = torchvision.models.swin_t(num_classes=5), tmp_path / 'swin.pth'
+    torch.save(model.state_dict(), file)
+
+    def prepared(*source, **options):
+        cfg = copy_model(open_source(*source, **options), None, 'inline').cfg
+        return cfg.test_dataloader.dataset.transform
+
+    found = prepared('torchvision:swin_t', str(file))
+    assert int(found.input_size / found.crop_pct) == 232
+    assert (found.input_size, found.interpolation) == (224, 'bicubic')
+    for window, size, crop in ((7, 224, 0.875), (12, 384, 1.0)):
+        options = dict(arch=dict(dims=(32, 64, 128, 256), heads=(1, 2, 4, 8), depths=(1, 1, 1, 1), inline=(0, 0, 0, 0)))
+        own = InLineSwinClassifier(**options, window_size=window, num_classes=5)
+        weights = FAMILIES['InLine-Swin'].to_published(own.state_dict())
+        torch.save(weights, file)
+        found = prepared(str(file), None)
+        assert (found.input_size, found.crop_pct) == (size, crop)
+    found = prepared(str(file), None, options={'test_dataloader.dataset.transform.input_size': 320})
+    assert found.input_size == 320
+    with pytest.raises(TeacherError, match=r"--cfg-options model.backbone.window_size: the model is the teacher's"):
+        prepared(str(file), None, options={'model.backbone.window_size': 8})
+    with pytest.raises(TeacherError, match='--demo is for a config'):
+        prepared(str(file), None, demo=True)
+    with pytest.raises(TeacherError, match='give one alone'):
+        prepared(str(file), str(file))
+    torch.save({name: value for name, value in weights.items() if 'head' not in name}, file)
+    with pytest.raises(TeacherError, match='has no head'):
+        prepared(str(file), None)
 
 
 def test_numbers_and_wishes_are_checked_before_anything_is_written(tmp_path, monkeypatch):
