@@ -16,7 +16,7 @@ SIDES = [1, 2, 3, 5, 7, 8, 13, 25, 56, 57, 100, 128, 200, 336, 999]
 def test_the_grid_of_tensors_is_the_grid_of_numbers(limit):
     for height in SIDES:
         for width in SIDES:
-            found = _bounded_grid_in_graph(torch.tensor(height), torch.tensor(width), limit)
+            found = _bounded_grid_in_graph((torch.tensor(height), torch.tensor(width)), limit)
             assert tuple(map(int, found)) == bounded_grid(height, width, limit), (height, width)
 
 
