@@ -15,7 +15,8 @@ from .teaching import STAGES
 
 FILE = 'stages.json'
 COPIES = ('copy.pth', 'teacher.pth')
-RESULTS = ('linear.pth', 'linear.py', 'report.md', 'report.json', 'report.png')
+MODEL = ('linear.pth', 'linear.py')
+RESULTS = (*MODEL, 'report.md', 'report.json', 'report.png')
 Conditions = Mapping[str, Any]
 
 
@@ -79,8 +80,8 @@ class Kept:
         write((json.dumps(self.known, indent=1) + '\n').encode(), self.out / FILE)
 
     def _check_known(self) -> None:
-        own = [path for name in (*COPIES, *RESULTS[:2]) if (path := self.out / name).is_file()]
-        found = [] if self.known else [*self._weights(STAGES), *own]
+        own = [self.out / name for name in (*COPIES, *MODEL)]
+        found = [] if self.known else [*self._weights(STAGES), *(path for path in own if path.is_file())]
         if found:
             raise ValueError(
                 f'{str(self.out)!r} holds {str(found[0].relative_to(self.out))!r}, and no {FILE} that says of what run '

@@ -33,7 +33,7 @@ from .kept import Kept, fingerprint
 from .live import LR
 from .pictures import check_pictures, find_pictures, picture_steps
 from .reading import TeacherError, load_whole
-from .sources import from_file, read, spec_of
+from .sources import read, read_file
 from .teaching import STAGES, check_numbers, library_model
 
 LIBRARIES = ('timm', 'torchvision')
@@ -77,11 +77,11 @@ def open_source(
         raise TeacherError(f'{teacher!r} is a config: give the checkpoint of its trained model behind it')
     if checkpoint is None:
         weights = read_state_dict(teacher, trust)
-        module, head = from_file(weights), weights.get('head.weight')
+        (spec, module), head = read_file(weights), weights.get('head.weight')
         if head is None:
             raise TeacherError(f"{teacher!r} has no head: give the authors' file of a classifier")
         changes = dict(options or {})
-        return Source(None, module, spec_of(weights), {}, {}, {}, changes=changes, classes=len(head))
+        return Source(None, module, spec, {}, {}, {}, changes=changes, classes=len(head))
     if teacher.endswith(SUFFIXES):
         raise TeacherError(
             f'{teacher!r} is a file of weights, and so is {checkpoint!r}: give one alone, or behind the config of its '

@@ -234,26 +234,27 @@ def _swin_arch(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     )
 
 
-def spec_of(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The config of the teacher whose published weights these are."""
+def read_file(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], nn.Module]:
+    """The config of the teacher whose published weights these are, and the teacher."""
     if 'pos_embed1' in weights:
-        return pvt_spec(weights)
-    if 'layers.0.blocks.0.attn.relative_position_bias_table' in weights:
-        return swin_spec(weights)
-    if any(name.startswith('backbone.') for name in weights):
+        spec, convert = pvt_spec(weights), pvt_weights
+    elif 'layers.0.blocks.0.attn.relative_position_bias_table' in weights:
+        spec, convert = swin_spec(weights), FAMILIES['InLine-Swin'].to_ours
+    elif any(name.startswith('backbone.') for name in weights):
         raise TeacherError('these weights are of a detector or segmentor: give its config before them')
-    raise TeacherError(
-        "these weights are neither the authors' of a Swin nor of a PVT v1 (their first name is "
-        f'{next(iter(weights))!r}): give the config of their model as well, or timm:<name>'
-    )
+    else:
+        raise TeacherError(
+            "these weights are neither the authors' of a Swin nor of a PVT v1 (their first name is "
+            f'{next(iter(weights))!r}): give the config of their model as well, or timm:<name>'
+        )
+    model = MODELS.build(spec)
+    load_whole(model, convert(weights), 'the file')
+    return spec, model.eval()
 
 
 def from_file(weights: Mapping[str, Tensor]) -> nn.Module:
     """The teacher whose published weights these are."""
-    model = MODELS.build(spec_of(weights))
-    convert = pvt_weights if 'pos_embed1' in weights else FAMILIES['InLine-Swin'].to_ours
-    load_whole(model, convert(weights), 'the file')
-    return model.eval()
+    return read_file(weights)[1]
 
 
 # Of a ViT what must be absent: the attribute, and what it would be.
